@@ -38,17 +38,18 @@ check: ready ## lint, format, types, the import arrows, the documents' links and
 	$(BIN)/lint-imports
 	$(BIN)/python tools/links.py
 	$(BIN)/python tools/words.py
+	$(BIN)/python tools/names.py
 	@if [ -d clients/node_modules ]; then npm run check --prefix clients; else echo "the types of clients/ need Node.js"; fi
 
 bench: ready ## measure speed, each figure beside its target
 	$(BIN)/python -m benchmarks $(ARGS)
 
 chaos: ready-to-test ## run the randomized checkers for long: histories with faults, live queries, the pipeline, deliveries, change versions (MINUTES=10 each)
-	$(BIN)/python -m forge.testing.history --long --minutes $(or $(MINUTES),10) $(ARGS)
-	$(BIN)/python -m forge.testing.oracle --long --minutes $(or $(MINUTES),10)
-	$(BIN)/python -m forge.testing.lake --long --minutes $(or $(MINUTES),10)
-	$(BIN)/python -m forge.testing.delivery --long --minutes $(or $(MINUTES),10)
-	$(BIN)/python -m forge.testing.versions --minutes $(or $(MINUTES),10)
+	$(BIN)/python -m tests.checkers.history --long --minutes $(or $(MINUTES),10) $(ARGS)
+	$(BIN)/python -m tests.checkers.oracle --long --minutes $(or $(MINUTES),10)
+	$(BIN)/python -m tests.checkers.lake --long --minutes $(or $(MINUTES),10)
+	$(BIN)/python -m tests.checkers.delivery --long --minutes $(or $(MINUTES),10)
+	$(BIN)/python -m tests.checkers.versions --minutes $(or $(MINUTES),10)
 
 contracts: ready-to-test ## print every promise with the tests that passed for it (REUSE=1: of the last run)
 	@$(BIN)/python tools/contracts.py $(if $(REUSE),--reuse)

@@ -20,7 +20,7 @@ from benchmarks.figures import Figure, at_most, figure
 from benchmarks.served import Serving, prepare, serving
 from benchmarks.writer import UPDATE, writing
 from forge.postgres.connection import Connection, connect
-from forge.testing.chromium import ARGUMENTS, PATH
+from tests.servers.chromium import ARGUMENTS, PATH
 
 ROWS, RATE = 1_000, 100
 EVENTS, BURST = 100_000, 200

@@ -18,11 +18,11 @@ from benchmarks.served import prepare
 from forge.app import Forge
 from forge.cache import Cache
 from forge.postgres.connection import connect
-from forge.react.database import Context
+from forge.react.database import QueryContext
 from forge.react.registry import ANYONE
-from forge.serve.auth import Identity
+from forge.serve.auth import TokenIdentity
 from forge.serve.node import Node
-from forge.testing.redis import redis_missing, temporary_redis
+from tests.servers.redis import redis_missing, temporary_redis
 
 ROWS = 10_000
 MEMORY, REDIS, UNCACHED = "memory", "Redis", "uncached"
@@ -79,11 +79,11 @@ async def _node(url: str, cache: Cache | None) -> AsyncIterator[Node]:
     app = Forge(url, cache=cache)
 
     @app.query(scope="public", key="id", cache=False if cache is None else 600)
-    async def recent(ctx: Context, tenant: str) -> Any:
+    async def recent(ctx: QueryContext, tenant: str) -> Any:
         return await ctx.db.fetch("SELECT id, sent FROM probe WHERE tenant = %(tenant)s ORDER BY id DESC LIMIT 50")
 
     @app.mutation
-    async def write(ctx: Context) -> Any:
+    async def write(ctx: QueryContext) -> Any:
         return await ctx.db.execute("UPDATE probe SET sent = sent + 1 WHERE customer_id = 1 AND tenant = 'none'")
 
     async with app.running() as node:
@@ -93,12 +93,12 @@ async def _node(url: str, cache: Cache | None) -> AsyncIterator[Node]:
 
 
 async def _ask(node: Node) -> None:
-    shown = await node.query("recent", {"tenant": "t"}, Identity(ANYONE))
+    shown = await node.query("recent", {"tenant": "t"}, TokenIdentity(ANYONE))
     assert len(shown.value) > 1000
 
 
 async def _write(node: Node) -> None:
-    await node.mutate("write", {}, Identity(ANYONE), None)
+    await node.mutate("write", {}, TokenIdentity(ANYONE), None)
 
 
 async def _in_turns(call: Callable[[Node], Awaitable[None]], one: Node, other: Node, times: int) -> list[float]:

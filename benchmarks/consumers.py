@@ -7,12 +7,12 @@ from typing import Any
 from benchmarks import reading
 from benchmarks.bench import Bench
 from benchmarks.figures import Figure, at_least, figure, ratios
-from forge.deliver.consumers import ConsumerNode, Consumers, Context, Settings
+from forge.deliver.consumers import ConsumerContext, ConsumerNode, Consumers, ConsumerSettings
 from forge.deliver.consumers.control import Control
 from forge.postgres.connection import connect
 
 SHARE = 0.50
-SETTINGS = Settings(tick=0.02)
+SETTINGS = ConsumerSettings(tick=0.02)
 
 
 def run(bench: Bench) -> list[Figure]:
@@ -49,7 +49,7 @@ async def _consumed(url: str, kind: str, changes: int) -> float:
     first = last = 0.0
     done = asyncio.Event()
 
-    def count(ctx: Context, number: int) -> None:
+    def count(ctx: ConsumerContext, number: int) -> None:
         nonlocal first, last
         if not seen[0] or ctx.fence not in fences:
             first = perf_counter()
@@ -59,13 +59,13 @@ async def _consumed(url: str, kind: str, changes: int) -> float:
             last = perf_counter()
             done.set()
 
-    async def one(ctx: Context, change: Any) -> None:
+    async def one(ctx: ConsumerContext, change: Any) -> None:
         count(ctx, 1)
 
-    async def batch(ctx: Context, some: Any) -> None:
+    async def batch(ctx: ConsumerContext, some: Any) -> None:
         count(ctx, len(some))
 
-    async def tx(ctx: Context, some: Any) -> None:
+    async def tx(ctx: ConsumerContext, some: Any) -> None:
         await ctx.tx.execute("INSERT INTO tally VALUES (%s)", (len(some),))
         count(ctx, len(some))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter, sleep
 
-from forge.testing.debezium import Engine, Properties
+from tests.servers.debezium import Engine, Properties
 
 PER_SECOND = 50
 

@@ -21,10 +21,10 @@ from forge.capture.wal import WalSource
 from forge.change import Change
 from forge.postgres.connection import connect
 from forge.testing import fresh_database, temporary_postgres
-from forge.testing.debezium import debezium_missing, mariadb_properties, postgres_properties
 from forge.testing.mariadb import connect_mariadb, fresh_mariadb, temporary_mariadb
 from forge.testing.mariadb import run as execute
 from forge.values import Column
+from tests.servers.debezium import debezium_missing, mariadb_properties, postgres_properties
 
 POLLS = {"polling every 10 ms": "10", "by default": "500"}
 

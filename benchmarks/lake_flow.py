@@ -11,8 +11,8 @@ from benchmarks.bench import Bench
 from benchmarks.figures import Figure, at_least, at_most, figure
 from benchmarks.lakes import HEAP, pay_orders, place_orders, shop, sparked
 from forge.pipeline.lake import Lake
-from forge.pipeline.ledger import Entry
-from forge.pipeline.run import Settings, pipeline
+from forge.pipeline.ledger import LedgerEntry
+from forge.pipeline.run import LakeSettings, pipeline
 
 MOST = 500_000
 
@@ -23,8 +23,8 @@ def run(bench: Bench) -> list[Figure]:
     with shop() as (url, connection), sparked() as (spark, folder):
         place_orders(connection, 1, 50_000)
         lake = Lake(str(folder / "lake"))
-        entries: list[Entry] = []
-        with pipeline(spark, url, lake, Settings(most=MOST), on_batch=entries.append) as running:
+        entries: list[LedgerEntry] = []
+        with pipeline(spark, url, lake, LakeSettings(most=MOST), on_batch=entries.append) as running:
             bench.say("warming up")
             running.once()
             bench.say(f"writing {events:,} changes")

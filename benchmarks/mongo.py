@@ -17,7 +17,7 @@ from pymongo import AsyncMongoClient
 from benchmarks.bench import Bench
 from benchmarks.figures import Figure, at_least, figure, ratios
 from forge.capture.mongo import MongoSource
-from forge.capture.mongo.cursor import Cursor
+from forge.capture.mongo.cursor import MongoCursor
 from forge.testing.mongo import MongoServer, temporary_mongo
 
 CHANGES = 200_000
@@ -104,7 +104,7 @@ async def _forge(server: MongoServer, start: str, count: int) -> float:
 
 
 async def _bare(server: MongoServer, start: str, count: int) -> float:
-    time = Cursor.parse(start).place.time
+    time = MongoCursor.parse(start).place.time
     assert time is not None
     after = Timestamp(time.time, time.inc + 1)
     async with _client(server) as client:

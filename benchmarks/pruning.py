@@ -20,7 +20,7 @@ from benchmarks.served import prepare
 from forge.change import Change
 from forge.errors import ForgeError
 from forge.postgres.connection import AsyncConnection, connect_async
-from forge.react.database import Context
+from forge.react.database import QueryContext
 from forge.react.group import Settings
 from forge.react.index import BoundRead, Index
 from forge.react.push import Push
@@ -124,7 +124,7 @@ def _processor(bench: Bench) -> float:
 async def _watch(what: Watching) -> None:
     registry = Registry()
 
-    async def customer(ctx: Context, id: int) -> Any:
+    async def customer(ctx: QueryContext, id: int) -> Any:
         return await ctx.db.fetch("SELECT customer_id, sent FROM probe WHERE customer_id = %(id)s")
 
     registry.query(customer, scope="public")

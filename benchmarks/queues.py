@@ -19,9 +19,9 @@ from benchmarks.figures import Figure, figure, ratios
 from forge.deliver.message import Message
 from forge.deliver.queues import Kafka, Nats, RedisStreams
 from forge.deliver.sink import Sink
-from forge.testing.kafka import temporary_kafka
-from forge.testing.nats import temporary_nats
-from forge.testing.redis import temporary_redis
+from tests.servers.kafka import temporary_kafka
+from tests.servers.nats import temporary_nats
+from tests.servers.redis import temporary_redis
 
 BATCH, KEYS = 500, 1_000
 Send = Callable[[Sequence[Message]], Awaitable[None]]

@@ -18,7 +18,7 @@ from benchmarks.bench import FORGE, track
 from benchmarks.process import Child, child, many_files, question, reply
 from forge.app import Forge
 from forge.postgres.connection import connect
-from forge.react.database import Context
+from forge.react.database import QueryContext
 from forge.react.group import Settings
 from forge.serve.auth import AuthSettings
 from forge.serve.limits import Limits
@@ -94,19 +94,19 @@ def _application(how: Serving) -> Forge:
     )
 
     @app.query(scope="public")
-    async def customer(ctx: Context, id: int) -> Any:
+    async def customer(ctx: QueryContext, id: int) -> Any:
         return await ctx.db.fetch("SELECT customer_id, sent FROM probe WHERE customer_id = %(id)s")
 
     @app.query(scope="public", key="id")
-    async def recent(ctx: Context, tenant: str) -> Any:
+    async def recent(ctx: QueryContext, tenant: str) -> Any:
         return await ctx.db.fetch("SELECT id, sent FROM probe WHERE tenant = %(tenant)s ORDER BY id DESC LIMIT 50")
 
     @app.query(scope="public", key="id")
-    async def grid(ctx: Context) -> Any:
+    async def grid(ctx: QueryContext) -> Any:
         return await ctx.db.fetch("SELECT id, tenant, sent FROM probe WHERE customer_id > 0 ORDER BY id")
 
     @app.query(scope="tenant", key="id")
-    async def own(ctx: Context) -> Any:
+    async def own(ctx: QueryContext) -> Any:
         return await ctx.db.fetch(
             "SELECT id, sent FROM probe WHERE tenant = %(tenant)s ORDER BY id DESC LIMIT 50", tenant=ctx.auth.tenant
         )

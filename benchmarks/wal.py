@@ -21,7 +21,7 @@ from psycopg import pq
 from benchmarks.bench import Bench, python
 from benchmarks.figures import Figure, at_least, at_most, figure, ratios
 from forge.capture.wal import WalSource
-from forge.capture.wal.position import Place, lsn_text
+from forge.capture.wal.position import WalCursor, lsn_text
 from forge.embedded import PostgresServer
 from forge.postgres.connection import connect
 from forge.testing import fresh_database, temporary_postgres
@@ -96,7 +96,7 @@ async def _forge(url: str, cursor: str, changes: int) -> tuple[float, float]:
 
 
 def _bare(url: str, cursor: str, changes: int) -> float:
-    place = Place.parse(cursor)
+    place = WalCursor.parse(cursor)
     with closing(psycopg.connect(url, autocommit=True, replication="database")) as opened:
         connection = opened.pgconn
         start = perf_counter()

@@ -16,7 +16,7 @@ import aiohttp
 from benchmarks import reading
 from benchmarks.bench import Bench
 from benchmarks.figures import Figure, at_least, figure
-from forge.deliver.consumers import ConsumerNode, Consumers, Settings
+from forge.deliver.consumers import ConsumerNode, Consumers, ConsumerSettings
 from forge.deliver.consumers.control import Control
 from forge.deliver.message import Message
 from forge.deliver.webhooks import Webhook, new_secret
@@ -70,7 +70,7 @@ async def _delivered(url: str, port: int, changes: int) -> float:
     )
     consumers = Consumers()
     consumers.deliver("hook", to=sink, batch=500, ops=["insert", "update"], start="start")  # type: ignore[arg-type]
-    node = ConsumerNode(url, consumers.named.values(), Settings(tick=0.02))
+    node = ConsumerNode(url, consumers.named.values(), ConsumerSettings(tick=0.02))
     async with node.running():
         async with asyncio.timeout(300):
             await sink.done.wait()

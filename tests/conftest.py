@@ -11,13 +11,20 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from forge.changelog.install import install
 from forge.embedded import PostgresServer
 from forge.postgres.connection import Connection, connect
 from forge.testing import available_versions, fresh_database, temporary_postgres
+from forge.testing.mariadb import MariadbServer, mariadb_missing, temporary_mariadb
 
 TEMPLATE = "forge_installed"
+pytest_plugins = ("tests.browser", "tests.command")
+
+# a busy machine makes no property false: Hypothesis judges values, not seconds
+settings.register_profile("forge", deadline=None)
+settings.load_profile("forge")
 
 
 def versions() -> list[int]:
@@ -107,3 +114,12 @@ def connection(database: str) -> Iterator[Connection]:
     """An autocommit connection to `database`."""
     with connect(database) as connection:
         yield connection
+
+
+@pytest.fixture(scope="session")
+def maria() -> Iterator[MariadbServer]:
+    """A running MariaDB that all tests of this process share: leave it as it is."""
+    if missing := mariadb_missing():
+        pytest.skip(missing)
+    with temporary_mariadb() as server:
+        yield server

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 from PIL import Image
 from playwright.async_api import Browser, BrowserContext, FrameLocator, Page, async_playwright
 
-from forge.testing.chromium import ARGUMENTS, PATH
+from tests.servers.chromium import ARGUMENTS, PATH
 
 IMAGES: Final = Path(__file__).parent.parent / "docs" / "images"
 STILL: Final = (1200, 720)

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from forge.change import JSON_NULL as JSON_NULL
     from forge.change import UNAVAILABLE as UNAVAILABLE
     from forge.change import Change as Change
+    from forge.change import ChangeSource as ChangeSource
     from forge.change import Context as Context
     from forge.change import Op as Op
-    from forge.change import Source as Source
     from forge.changelog.follow import follow as follow
     from forge.changelog.install import install as install
     from forge.changelog.maintenance import Policy as Policy

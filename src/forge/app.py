@@ -33,15 +33,14 @@ from forge.changelog.maintenance import Policy, maintain
 from forge.config import Config, default, in_force, load
 from forge.database import database
 from forge.deliver.consumers import ConsumerNode, Consumers
-from forge.deliver.consumers import Settings as ConsumerSettings
+from forge.deliver.consumers import ConsumerSettings as ConsumerSettings
 from forge.deliver.consumers.definition import WEBHOOK
-from forge.deliver.consumers.errors import ConsumerInvalid
 from forge.deliver.outbox import OutboxNode, Routes
-from forge.deliver.outbox.worker import Settings as OutboxSettings
+from forge.deliver.outbox.worker import OutboxSettings as OutboxSettings
 from forge.deliver.payload import Envelope, Payload
 from forge.deliver.sink import Sink
 from forge.deliver.webhooks.endpoints import Configured
-from forge.errors import ServerError
+from forge.errors import ConsumerInvalid, ServerError
 from forge.history.instants import Gap
 from forge.postgres.connection import await_server, connect
 from forge.react import past
@@ -194,9 +193,9 @@ class Forge:
         """Send the messages of an outbox topic, or of many, to a sink."""
         self.outbox.to(topic, sink, **options)
 
-    def as_of(self, at: datetime | None) -> "AsOf":
+    def as_of(self, at: datetime | None) -> "PastApplication":
         """Return the application's queries as of an instant; None means now."""
-        return AsOf(self, at)
+        return PastApplication(self, at)
 
     async def replay(
         self, name: str, since: datetime, until: datetime, /, *, auth: Auth = ANYONE, **arguments: Any
@@ -356,7 +355,7 @@ class Forge:
         await self.asgi()(scope, receive, send)
 
 
-class AsOf:
+class PastApplication:
     """An application at a past instant.
 
     `gap` is about the last query: the requested and the answered instant, and the number of changes of its tables in

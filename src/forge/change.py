@@ -101,13 +101,17 @@ class Context(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 NO_CONTEXT: Final = Context()
 
 
-class Source(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+class ChangeSource(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The origin of a change: `position` orders changes of one source that touch the same row."""
 
     kind: str
     name: str
     position: str
     transaction: str | None = None
+
+
+Source = ChangeSource
+"""The name in `forge`."""
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -122,7 +126,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     op: Op
     schema: str
     table: str
-    source: Source
+    source: ChangeSource
     at: datetime
     key: Row | None = None
     before: Row | None = None
@@ -137,7 +141,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         operations.
 
         >>> from datetime import datetime, timezone
-        >>> change = Change(id="1", op=Op.UPDATE, schema="public", table="t", source=Source("log", "x", "1"),
+        >>> change = Change(id="1", op=Op.UPDATE, schema="public", table="t", source=ChangeSource("log", "x", "1"),
         ...     at=datetime(2026, 1, 1, tzinfo=timezone.utc), before={"a": 1, "b": 2}, after={"a": 1, "b": 3})
         >>> change.changed
         ('b',)

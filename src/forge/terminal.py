@@ -79,7 +79,7 @@ class _Column:
         return words.ljust(self._width)
 
 
-class Feed:
+class FeedPrinter:
     """Lines for one terminal: columns are as wide as the texts so far, each table keeps its colour."""
 
     def __init__(

@@ -27,7 +27,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from forge.change import JSON_NULL, UNAVAILABLE, Change, Context, JsonNull, Op, Source, Unavailable
+from forge.change import JSON_NULL, UNAVAILABLE, Change, ChangeSource, Context, JsonNull, Op, Unavailable
 from forge.errors import DecodeError, EncodeError
 from forge.values import MOST_LEVELS
 
@@ -203,7 +203,7 @@ class _Wire(msgspec.Struct, frozen=True):
     operation: str
     timestamp: Annotated[datetime, msgspec.Meta(tz=True)]
     change_id: str
-    source: Source
+    source: ChangeSource
     context: _Context
     key: dict[str, Any] | None
     before: dict[str, Any] | None

@@ -7,7 +7,7 @@ import pytest
 from forge.cache import recent_changes as ledger
 from forge.cache import validity as keeper
 from forge.postgres.connection import Connection
-from forge.testing.redis import RedisServer, temporary_redis
+from tests.servers.redis import RedisServer, temporary_redis
 
 
 @pytest.fixture(autouse=True)

@@ -17,10 +17,10 @@ from forge.app import Forge
 from forge.cache import Cache
 from forge.cursor import NOW, After
 from forge.react.registry import ANYONE
-from forge.serve.auth import Identity
+from forge.serve.auth import TokenIdentity
 from forge.serve.node import Node
 from tests.cache.shop import QUICK
-from tests.integration.following import eventually
+from tests.changelog.following import eventually
 
 COUNTERS = 4
 LAG = 0.03
@@ -49,7 +49,7 @@ class Player:
         self.acknowledged = dict.fromkeys(range(1, COUNTERS + 1), 0)
 
     async def ask(self, query: str, arguments: dict[str, Any], after: After) -> int:
-        shown = await self.node.query(query, arguments, Identity(ANYONE), after)
+        shown = await self.node.query(query, arguments, TokenIdentity(ANYONE), after)
         return int(msgspec.json.decode(shown.value))
 
 
@@ -153,7 +153,7 @@ class Client:
     async def _write(self) -> None:
         player, id = self._dice.choice(self._nodes), self._dice.randint(1, COUNTERS)
         known = self._after
-        result, answer = await player.node.mutate("bump", {"id": id}, Identity(ANYONE), None)
+        result, answer = await player.node.mutate("bump", {"id": id}, TokenIdentity(ANYONE), None)
         value = int(result.rows[0])
         self._after = self._after.superseded(known, int(answer.xid or 0))
         self._known[id] = max(self._known[id], value)

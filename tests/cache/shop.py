@@ -13,9 +13,9 @@ from forge.cache.validity import Shown
 from forge.cursor import NOW, After
 from forge.react.group import Settings
 from forge.react.registry import ANYONE, Auth
-from forge.serve.auth import Identity
+from forge.serve.auth import TokenIdentity
 from forge.serve.node import Node, Options
-from tests.integration.following import eventually
+from tests.changelog.following import eventually
 
 QUICK = Settings(quiet=0.005, longest=0.05, check=1e9, resync=1e9)
 
@@ -36,13 +36,13 @@ class Shop:
         return msgspec.json.decode((await self.shown(name, auth, after, **arguments)).value)
 
     async def shown(self, name: str, /, auth: Auth = ANYONE, after: After = NOW, **arguments: Any) -> Shown:
-        return await self.node.query(name, arguments, Identity(auth), after)
+        return await self.node.query(name, arguments, TokenIdentity(auth), after)
 
     async def hit(self, name: str, /, auth: Auth = ANYONE, after: After = NOW, **arguments: Any) -> bool:
         return bool((await self.shown(name, auth, after, **arguments)).hit)
 
     async def change(self, name: str, /, auth: Auth = ANYONE, **arguments: Any) -> int | None:
-        _, answer = await self.node.mutate(name, arguments, Identity(auth), None)
+        _, answer = await self.node.mutate(name, arguments, TokenIdentity(auth), None)
         return None if answer.xid is None else int(answer.xid)
 
     async def cached(self) -> None:

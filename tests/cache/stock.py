@@ -28,11 +28,11 @@ from forge.cursor import NOW, After
 from forge.embedded.system import free_port
 from forge.postgres.connection import Connection
 from forge.react.registry import ANYONE
-from forge.serve.auth import Identity
+from forge.serve.auth import TokenIdentity
 from forge.serve.node import Node
 from tests.cache.promise import late
 from tests.cache.shop import QUICK
-from tests.integration.following import eventually
+from tests.changelog.following import eventually
 
 ITEMS = 8
 SHELVES = 3
@@ -144,12 +144,12 @@ class Here:
         self.acknowledged: Versions = dict.fromkeys(range(1, ITEMS + 1), 0)
 
     async def ask(self, query: str, given: Mapping[str, int], after: After) -> list[list[int]]:
-        shown = await self.node.query(query, dict(given), Identity(ANYONE), after)
+        shown = await self.node.query(query, dict(given), TokenIdentity(ANYONE), after)
         rows: list[list[int]] = msgspec.json.decode(shown.value)
         return rows
 
     async def change(self, given: Mapping[str, Any]) -> tuple[int, int]:
-        result, answer = await self.node.mutate("change", dict(given), Identity(ANYONE), None)
+        result, answer = await self.node.mutate("change", dict(given), TokenIdentity(ANYONE), None)
         return int(result.rows[0]), int(answer.xid or 0)
 
     @property

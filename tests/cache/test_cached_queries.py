@@ -8,11 +8,12 @@ import pytest
 from forge.cache import Cache
 from forge.cache.redis import Redis
 from forge.cursor import After
+from forge.errors import RegistrationError
 from forge.postgres.connection import Connection
-from forge.react.registry import Auth, Registration, Registry
-from forge.testing.redis import RedisServer
+from forge.react.registry import Auth, Registry
 from tests.cache.shop import shop_node
-from tests.integration.following import eventually
+from tests.changelog.following import eventually
+from tests.servers.redis import RedisServer
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -145,5 +146,5 @@ async def test_who_leaves_does_not_take_the_run_from_others(database: str, shop:
 def test_cache_is_seconds() -> None:
     async def query(ctx: Any) -> Any: ...
 
-    with pytest.raises(Registration, match="cache of query cannot be 0"):
+    with pytest.raises(RegistrationError, match="cache of query cannot be 0"):
         Registry().query(query, cache=0)

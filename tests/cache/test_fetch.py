@@ -11,12 +11,12 @@ import pytest
 import sqlalchemy as sa
 
 import forge
-from forge.cache import Cache, NotCachable, values
-from forge.errors import ConfigError, TrackingError
+from forge.cache import Cache, values
+from forge.errors import ConfigError, NotCachable, TrackingError
 from forge.postgres.connection import Connection
-from forge.testing.redis import RedisServer
 from tests.cache.shop import shop_node
-from tests.integration.following import eventually
+from tests.changelog.following import eventually
+from tests.servers.redis import RedisServer
 
 OF_SEVEN = "SELECT id, status, now() AS at FROM orders WHERE customer_id = %(id)s ORDER BY id"
 

@@ -10,10 +10,10 @@ from forge.cache import recent_changes as ledger_module
 from forge.cache.flight import Flights, _Flight
 from forge.cache.memory import Memory
 from forge.cache.tables import TableMatcher, Tables
-from forge.cache.validity import Found, Keeper, Shown
-from forge.change import Change, Op, Source
+from forge.cache.validity import ComputedValue, Shown, ValidCache
+from forge.change import Change, ChangeSource, Op
 from forge.cursor import NOW, After, Cursor, LogIdentity, Snapshot
-from tests.integration.following import eventually
+from tests.changelog.following import eventually
 
 LOG = LogIdentity("6f1c0b52-3f0e-4c57-9a53-0d6f2a3b9c11", "1", 1)
 ORDERS: Tables = ("public.orders",)
@@ -30,7 +30,7 @@ class Node:
 
     def __init__(self, store: Memory | None = None) -> None:
         self.now = 0.0
-        self.keeper: Keeper[Tables] = Keeper(
+        self.keeper: ValidCache[Tables] = ValidCache(
             Memory() if store is None else store, TableMatcher(), clock=lambda: self.now
         )
         self.snapshot = Snapshot(10, 10)
@@ -47,13 +47,13 @@ class Node:
     def write(self, xid: int, value: bytes, table: str = "orders") -> Change:
         """A transaction commits; the log has not told yet."""
         self.snapshot, self.value = Snapshot(xid + 1, xid + 1), value
-        source = Source("log", "x", str(xid), str(xid))
+        source = ChangeSource("log", "x", str(xid), str(xid))
         return Change(str(xid), Op.UPDATE, "public", table, source, datetime.now(UTC), before={}, after={})
 
-    async def run(self, must: After) -> Found[Tables]:
+    async def run(self, must: After) -> ComputedValue[Tables]:
         self.runs += 1
         self.musts.append(must)
-        found = Found(self.value, "", self.snapshot, ORDERS, ORDERS, 60.0)
+        found = ComputedValue(self.value, "", self.snapshot, ORDERS, ORDERS, 60.0)
         await asyncio.sleep(self.slow)
         self.during()
         return found

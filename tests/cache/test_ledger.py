@@ -7,7 +7,7 @@ import pytest
 
 from forge.cache import recent_changes as ledger_module
 from forge.cache.recent_changes import MOST_BYTES, MOST_PENDING, Ledger
-from forge.change import Change, Op, Source
+from forge.change import Change, ChangeSource, Op
 from forge.cursor import Cursor, LogIdentity, Position, Snapshot
 
 LOG = LogIdentity("6f1c0b52-3f0e-4c57-9a53-0d6f2a3b9c11", "1", 1)
@@ -27,7 +27,7 @@ def change(xid: int, table: str = "t", text: str = "") -> Change:
         op=Op.INSERT,
         schema="public",
         table=table,
-        source=Source("log", "x", str(xid), str(xid)),
+        source=ChangeSource("log", "x", str(xid), str(xid)),
         at=datetime.now(UTC),
         after={"id": xid, "text": text},
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from forge.cache.entry import Entry
+from forge.cache.entry import CacheEntry
 from forge.cache.memory import MOST_STAMPS, Memory
 
 
@@ -17,7 +17,7 @@ class Clock:
 async def kept(store: Memory, key: str, version: str, ttl: float = 60.0, size: int = 100) -> bool:
     lease = await store.lease(key)
     assert lease.token is not None
-    made = Entry(version, "", "", "q", ("public.t",), dict(lease.stamps or {}), bytes(size), "")
+    made = CacheEntry(version, "", "", "q", ("public.t",), dict(lease.stamps or {}), bytes(size), "")
     return await store.put(key, made, ttl, lease.token)
 
 
@@ -86,7 +86,7 @@ async def test_a_stamp_voids_what_it_concerns_also_when_it_is_being_computed(sta
     lease = await store.lease("other")
     store.stamp([stamp])
     assert await store.get("key") is None
-    late = Entry("w", "", "", "q", ("public.t",), dict(lease.stamps or {}), b"", "")
+    late = CacheEntry("w", "", "", "q", ("public.t",), dict(lease.stamps or {}), b"", "")
     await store.put("other", late, 60, lease.token or "")
     assert await store.get("other") is None
 

@@ -7,9 +7,9 @@ import pytest
 from forge.cache import Cache
 from forge.cursor import NOW, After
 from forge.postgres.connection import Connection
-from forge.testing.redis import RedisServer
 from tests.cache.promise import TABLE, Player, play, players
-from tests.integration.following import eventually
+from tests.changelog.following import eventually
+from tests.servers.redis import RedisServer
 
 DEADLINE = 10.0
 

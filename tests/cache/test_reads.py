@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from forge.cache.entry import Entry
+from forge.cache.entry import CacheEntry
 from forge.change import UNAVAILABLE
 from forge.conditions.bound import Bound, bind
 from forge.conditions.canonical import ColumnType
@@ -98,7 +98,7 @@ def rows(dice: random.Random) -> Iterable[dict[str, Any]]:
 
 def travelled(read: BoundRead) -> BoundRead:
     matcher = ReadMatcher()
-    (found,) = matcher.decode(Entry("", "", "", "", (), {}, b"", "", matcher.encode([read])))
+    (found,) = matcher.decode(CacheEntry("", "", "", "", (), {}, b"", "", matcher.encode([read])))
     return found
 
 
@@ -121,6 +121,6 @@ def test_reads_travel(seed: int) -> None:
 
 
 def test_without_reads_whole_tables_count() -> None:
-    found = ReadMatcher().decode(Entry("", "", "", "", ("public.t", "*"), {}, b"", ""))
+    found = ReadMatcher().decode(CacheEntry("", "", "", "", ("public.t", "*"), {}, b"", ""))
     assert [(read.schema, read.table, read.columns) for read in found] == [("public", "t", None), ("forge", "*", None)]
     assert found[0].bound.may({"i": 1})

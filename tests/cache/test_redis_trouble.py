@@ -6,14 +6,14 @@ import time
 import pytest
 
 from forge.cache import Cache
-from forge.cache.entry import Entry
+from forge.cache.entry import CacheEntry
 from forge.cache.redis import Redis
 from forge.embedded.system import free_port
 from forge.errors import ConfigError
 from forge.postgres.connection import Connection
-from forge.testing.redis import RedisServer
 from tests.cache.shop import shop_node
-from tests.integration.following import eventually
+from tests.changelog.following import eventually
+from tests.servers.redis import RedisServer
 
 
 @pytest.mark.contract("M12")
@@ -139,7 +139,7 @@ async def test_a_lease_is_held_as_long_as_its_holder_lives(redis: RedisServer, m
 
         await eventually(renewed)
         assert (await two.lease("key")).token is None
-        entry = Entry("v", "", "", "q", (), dict(held.stamps or {}), b"", "")
+        entry = CacheEntry("v", "", "", "q", (), dict(held.stamps or {}), b"", "")
         assert await one.put("key", entry, 60, held.token)
         assert (await two.lease("key")).entry == entry
         dead = await one.lease("other")
@@ -175,7 +175,7 @@ async def test_who_lost_the_lease_keeps_nothing(redis: RedisServer) -> None:
     try:
         lease = await store.lease("key")
         await store.drop("key")
-        entry = Entry("v", "", "", "q", (), dict(lease.stamps or {}), b"", "")
+        entry = CacheEntry("v", "", "", "q", (), dict(lease.stamps or {}), b"", "")
         assert not await store.put("key", entry, 60, lease.token or "")
         assert await store.get("key") is None
     finally:

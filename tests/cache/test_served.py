@@ -15,11 +15,11 @@ from forge.errors import ConfigError, ServerError
 from forge.postgres.connection import Connection, connect
 from forge.react.registry import Auth
 from forge.testing.postgres import temporary_postgres
-from forge.testing.redis import RedisServer
 from tests.cache.shop import QUICK, Shop, application, shop_node
-from tests.integration.following import eventually
-from tests.integration.serving import serving
-from tests.integration.standby import standby_of
+from tests.changelog.following import eventually
+from tests.serve.serving import serving
+from tests.servers.redis import RedisServer
+from tests.servers.standby import standby_of
 
 
 async def test_the_answer_says_whether_it_is_a_hit(database: str, shop: Connection) -> None:

@@ -11,9 +11,9 @@ from forge.cache import redis as store
 from forge.change import Change, Op
 from forge.postgres.connection import Connection
 from forge.react.cached import ReadMatcher
-from forge.testing.redis import RedisServer
 from tests.cache.stock import KILLED, PATIENCE, TABLE, Game, Here, There, history, process, shelvers, stale
-from tests.integration.following import eventually
+from tests.changelog.following import eventually
+from tests.servers.redis import RedisServer
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import psycopg
 import pytest
 
 from forge.capture import Filter
-from forge.capture.crosscheck import Kind, Report, open_window, spool
-from forge.capture.crosscheck.compare import Seen, compare
+from forge.capture.crosscheck import CrosscheckReport, DifferenceKind, open_window, spool
+from forge.capture.crosscheck.compare import SeenChange, compare
 from forge.capture.wal import WalSource
-from forge.change import UNAVAILABLE, Change, Op, Source
+from forge.change import UNAVAILABLE, Change, ChangeSource, Op
 from forge.embedded import PostgresServer
 from forge.errors import NotInstalled, SlotInUse, SlotLost, SourceError
 from forge.postgres.connection import Connection, connect
@@ -84,11 +84,11 @@ def database(logical: PostgresServer) -> Iterator[str]:
         yield url
 
 
-def found(report: Report) -> list[tuple[Kind, str, str, Op]]:
+def found(report: CrosscheckReport) -> list[tuple[DifferenceKind, str, str, Op]]:
     return [(each.kind, each.table.removeprefix("public."), each.key, each.op) for each in report.differences]
 
 
-async def window(url: str, *work: str, **options: Any) -> Report:
+async def window(url: str, *work: str, **options: Any) -> CrosscheckReport:
     """The report of a window in which statements are run, each in a transaction of its own."""
     async with asyncio.timeout(30), open_window(url, **options) as opened:
         with connect(url) as writer:
@@ -163,7 +163,7 @@ class Traffic:
         connection.execute(statement.encode(), values)
 
 
-async def compared(url: str, traffic: Traffic, stop: threading.Event) -> Report | None:
+async def compared(url: str, traffic: Traffic, stop: threading.Event) -> CrosscheckReport | None:
     """The report of a window; None where PostgreSQL itself broke it off.
 
     Seldom, decoding from a slot that was made while tables were truncated fails in the server: it has lost which table
@@ -226,11 +226,11 @@ async def test_a_write_that_triggers_did_not_see(database: str) -> None:
         " ALTER TABLE whole ENABLE TRIGGER USER; INSERT INTO whole VALUES (2, 'b'); TRUNCATE keyless",
     )
     assert sorted(found(report)) == [
-        (Kind.MISSING_IN_LOG, "keyless", "*", Op.INSERT),
-        (Kind.MISSING_IN_LOG, "plain", "1", Op.DELETE),
-        (Kind.MISSING_IN_LOG, "plain", "1", Op.UPDATE),
-        (Kind.MISSING_IN_LOG, "plain", "2", Op.INSERT),
-        (Kind.MISSING_IN_LOG, "whole", '["b", "1"]', Op.INSERT),
+        (DifferenceKind.MISSING_IN_LOG, "keyless", "*", Op.INSERT),
+        (DifferenceKind.MISSING_IN_LOG, "plain", "1", Op.DELETE),
+        (DifferenceKind.MISSING_IN_LOG, "plain", "1", Op.UPDATE),
+        (DifferenceKind.MISSING_IN_LOG, "plain", "2", Op.INSERT),
+        (DifferenceKind.MISSING_IN_LOG, "whole", '["b", "1"]', Op.INSERT),
     ]
     assert (report.missing_in_log, report.missing_in_wal, report.differing, report.reordered) == (5, 0, 0, 0)
     assert len({each.transaction for each in report.differences}) == 2
@@ -253,12 +253,12 @@ async def test_a_log_that_was_tampered_with(database: str) -> None:
            FROM forge.forge_event_log WHERE row_id = '3'""",
     )
     assert found(report) == [
-        (Kind.MISSING_IN_LOG, "plain", "2", Op.INSERT),
-        (Kind.MISSING_IN_WAL, "plain", "9", Op.INSERT),
-        (Kind.DIFFERS, "plain", "1", Op.UPDATE),
-        (Kind.DIFFERS, "whole", '["b", "1"]', Op.UPDATE),
+        (DifferenceKind.MISSING_IN_LOG, "plain", "2", Op.INSERT),
+        (DifferenceKind.MISSING_IN_WAL, "plain", "9", Op.INSERT),
+        (DifferenceKind.DIFFERS, "plain", "1", Op.UPDATE),
+        (DifferenceKind.DIFFERS, "whole", '["b", "1"]', Op.UPDATE),
     ]
-    total, note = (each.values for each in report.differences if each.kind is Kind.DIFFERS)
+    total, note = (each.values for each in report.differences if each.kind is DifferenceKind.DIFFERS)
     assert [(each.column, each.image, str(each.log), str(each.wal)) for each in total] == [
         ("total", "after", "3.000", "2.000")
     ]
@@ -299,8 +299,8 @@ async def test_a_disk_that_is_full_is_said_so(database: str, monkeypatch: pytest
 
 def test_both_feeds_are_told_that_the_disk_was_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spool, "_SQL", spool._SQL + "PRAGMA max_page_count = 20;")
-    file = spool.Spool([["a"]])
-    source, at = Source("log", "shop", "1"), datetime(2026, 1, 1, tzinfo=UTC)
+    file = spool.CrosscheckSpool([["a"]])
+    source, at = ChangeSource("log", "shop", "1"), datetime(2026, 1, 1, tzinfo=UTC)
     row = Change("1", Op.INSERT, "public", "keyless", source, at, after={"a": "x" * 500})
     for side in (spool.LOG, spool.WAL, spool.WAL):
         with pytest.raises(SourceError, match="full"):
@@ -400,12 +400,12 @@ async def test_databases_and_roles_that_cannot(database: str, logical: PostgresS
 
 
 def test_changes_in_another_order_and_in_the_middle() -> None:
-    def update(before: object, after: object) -> Seen:
-        return Seen(Op.UPDATE, {"a": before}, {"a": after})
+    def update(before: object, after: object) -> SeenChange:
+        return SeenChange(Op.UPDATE, {"a": before}, {"a": after})
 
     one, two, three = update(1, 2), update(2, 3), update(3, 4)
     assert compare([one, two, three], [one, two, three]) == []
-    assert [kind for kind, _, _ in compare([two, one, three], [one, two, three])] == [Kind.ORDER]
-    assert compare([one, three], [one, two, three]) == [(Kind.MISSING_IN_LOG, two, ())]
-    assert compare([one, two, three], [one, three]) == [(Kind.MISSING_IN_WAL, two, ())]
+    assert [kind for kind, _, _ in compare([two, one, three], [one, two, three])] == [DifferenceKind.ORDER]
+    assert compare([one, three], [one, two, three]) == [(DifferenceKind.MISSING_IN_LOG, two, ())]
+    assert compare([one, two, three], [one, three]) == [(DifferenceKind.MISSING_IN_WAL, two, ())]
     assert compare([one], [update(UNAVAILABLE, 2)]) == []

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from forge.capture import Batch, Filter
-from forge.change import UNAVAILABLE, Change, Op, Source
+from forge.capture import Filter, SourceBatch
+from forge.change import UNAVAILABLE, Change, ChangeSource, Op
 from forge.errors import ConfigError
 from forge.values import Column
 
@@ -19,7 +19,7 @@ def change(op: Op, before: Any = None, after: Any = None, **more: Any) -> Change
         op=op,
         schema=more.pop("schema", "public"),
         table=more.pop("table", "orders"),
-        source=Source("log", "x", "1"),
+        source=ChangeSource("log", "x", "1"),
         at=datetime(2026, 1, 1, tzinfo=UTC),
         key=more.pop("key", {"id": row["id"]} if "id" in row else None),
         before=before,
@@ -90,11 +90,11 @@ def test_columns_keep_the_key_and_drop_updates_of_others() -> None:
 
 def test_a_batch_keeps_its_cursor_and_the_columns_of_what_is_kept() -> None:
     columns = [(Column(name, "text"),) for name in "abcd"]
-    batch = Batch(ALL, "cursor", columns)
+    batch = SourceBatch(ALL, "cursor", columns)
     assert Filter().batch(batch) is batch
     only = Filter(operations=(Op.DELETE,)).batch(batch)
     assert (list(only.changes), only.cursor, list(only.columns)) == ([DELETE], "cursor", [columns[2]])
-    assert Filter(operations=(Op.DELETE,)).batch(Batch(ALL, "cursor")).columns == ()
+    assert Filter(operations=(Op.DELETE,)).batch(SourceBatch(ALL, "cursor")).columns == ()
 
 
 def test_names_are_taken_literally_but_for_two_marks() -> None:

@@ -12,7 +12,7 @@ from forge.change import UNAVAILABLE, Change, Op
 from forge.errors import CursorExpired, CursorForeign, CursorInvalid, NotInstalled, ServerError
 from forge.history.redact import redact
 from forge.postgres.connection import Connection
-from tests.integration.following import track
+from tests.changelog.following import track
 
 TABLES = """
     CREATE TABLE plain (id bigint PRIMARY KEY, note text);

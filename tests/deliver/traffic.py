@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from forge.deliver.message import Message
-from forge.deliver.sink import NotDelivered, Sink
+from forge.deliver.sink import Sink
+from forge.errors import NotDelivered
 
 SOON = 40.0
 AT = datetime(2026, 11, 16, 9, 30, tzinfo=UTC)

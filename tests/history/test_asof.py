@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forge.change import UNAVAILABLE
-from forge.changelog.maintenance import Keeper, Policy
+from forge.changelog.maintenance import Maintainer, Policy
 from forge.errors import HistoryUnavailable, TrackingError
 from forge.history import tracked
 from forge.history.asof import as_of, row_as_of, table_as_of
@@ -23,7 +23,7 @@ FAR = datetime(2100, 1, 1, tzinfo=UTC)
 class Clock:
     """Records instants as maintenance does."""
 
-    def __init__(self, keeper: Keeper, connection: Connection) -> None:
+    def __init__(self, keeper: Maintainer, connection: Connection) -> None:
         self._keeper = keeper
         self._connection = connection
 
@@ -37,7 +37,7 @@ class Clock:
 
 @pytest.fixture
 def clock(database: str, connection: Connection) -> Iterator[Clock]:
-    with Keeper.open(database, Policy()) as keeper:
+    with Maintainer.open(database, Policy()) as keeper:
         assert keeper.elected()
         assert keeper.round().problems == []
         yield Clock(keeper, connection)
@@ -191,7 +191,7 @@ def test_all_that_was_committed_before_the_instant_of_an_answer_is_in_it(
     load = tracked.load
     with connect(database) as writer:
 
-        def loaded(*given: Any) -> tracked.Tracked:
+        def loaded(*given: Any) -> tracked.TrackedTable:
             found = load(*given)
             writer.execute("INSERT INTO item VALUES (1)")
             return found

@@ -8,7 +8,7 @@ import pytest
 from forge.change import Op
 from forge.changelog.tenancy import Tenant
 from forge.errors import CursorInvalid, HistoryUnavailable
-from forge.history.audit import Choice, audit, counts
+from forge.history.audit import AuditFilter, audit, counts
 from forge.postgres.connection import Connection
 
 pytestmark = pytest.mark.contract("T8")
@@ -33,7 +33,7 @@ def shop(connection: Connection) -> Connection:
 
 
 def listed(connection: Connection, **choice: Any) -> list[tuple[Any, ...]]:
-    found = audit(connection, Choice(**choice)).entries
+    found = audit(connection, AuditFilter(**choice)).entries
     return [(entry.who, entry.table, entry.op.name, entry.key) for entry in found if entry.op is not Op.SCHEMA]
 
 
@@ -60,7 +60,7 @@ def test_by_user_table_operation_request_and_time(shop: Connection) -> None:
     assert len(listed(shop, since=now - timedelta(hours=1))) == 8
     assert listed(shop, until=now - timedelta(hours=1)) == []
     assert listed(shop, since=now + timedelta(hours=1)) == []
-    third = audit(shop, Choice(trace="t3")).entries[0].at
+    third = audit(shop, AuditFilter(trace="t3")).entries[0].at
     assert [row[2] for row in listed(shop, since=third, until=third + timedelta(microseconds=1))] == ["DELETE"]
 
 
@@ -91,7 +91,7 @@ def test_pages_are_the_whole(shop: Connection) -> None:
 
 
 def test_changes_are_counted(shop: Connection) -> None:
-    found = counts(shop, Choice(ops=(Op.INSERT, Op.UPDATE, Op.DELETE)), by=["user", "op"])
+    found = counts(shop, AuditFilter(ops=(Op.INSERT, Op.UPDATE, Op.DELETE)), by=["user", "op"])
     assert [(*count.by.values(), count.changes) for count in found] == [
         ("ada", "INSERT", 3),
         ("bob", "UPDATE", 3),
@@ -101,7 +101,7 @@ def test_changes_are_counted(shop: Connection) -> None:
     hours = counts(shop, by=["hour", "table"])
     assert sum(count.changes for count in hours) == 10
     assert all(isinstance(count.by["hour"], datetime) for count in hours)
-    assert [count.by for count in counts(shop, Choice(user="ada"), by=["table"])] == [{"table": "public.orders"}]
+    assert [count.by for count in counts(shop, AuditFilter(user="ada"), by=["table"])] == [{"table": "public.orders"}]
 
 
 def test_bad_questions_are_refused(shop: Connection) -> None:
@@ -110,7 +110,7 @@ def test_bad_questions_are_refused(shop: Connection) -> None:
     with pytest.raises(HistoryUnavailable, match="once"):
         counts(shop, by=[])
     with pytest.raises(HistoryUnavailable, match="time zone"):
-        audit(shop, Choice(since=datetime(2026, 1, 1)))
+        audit(shop, AuditFilter(since=datetime(2026, 1, 1)))
     with pytest.raises(CursorInvalid):
         audit(shop, before="1.2")
     with pytest.raises(HistoryUnavailable, match="lines"):

@@ -15,7 +15,7 @@ from forge.errors import HistoryUnavailable
 from forge.history import chain
 from forge.history.redact import redact
 from forge.postgres.connection import Connection, connect
-from tests.integration.log import enable
+from tests.changelog.log import enable
 
 LOG = "forge.forge_event_log"
 

@@ -14,6 +14,8 @@ from forge.cli import main
 from forge.postgres.connection import Connection
 from tests.history.moments import begin, record
 
+pytestmark = pytest.mark.command
+
 
 class Done(NamedTuple):
     stdout: str

@@ -11,7 +11,7 @@ from forge.postgres.connection import Connection
 from forge.serve.auth import AuthSettings
 from forge.serve.node import Options
 from tests.history.moments import begin, record
-from tests.integration.serving import Served, serving
+from tests.serve.serving import Served, serving
 
 SECRET = "s" * 32
 AUTH = AuthSettings(algorithms=("HS256",), secret=SECRET)

@@ -7,11 +7,11 @@ import pytest
 from forge.app import Forge
 from forge.change import Op
 from forge.history import timeline as history
-from forge.history.timeline import Entry, timeline
+from forge.history.timeline import TimelineEntry, timeline
 from forge.postgres.connection import Connection
 from forge.serve.node import Options
 from tests.history.test_http import AUTH, GRANTED
-from tests.integration.serving import SOON, serving
+from tests.serve.serving import SOON, serving
 
 pytestmark = pytest.mark.contract("T9")
 ROOM = 100_000
@@ -23,13 +23,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "MOST_BYTES", ROOM)
 
 
-def size(entry: Entry) -> int:
+def size(entry: TimelineEntry) -> int:
     """The letters of an entry's large column before and after."""
     return sum(len((image or {}).get("body") or "") for image in (entry.change.before, entry.change.after))
 
 
-def pages(connection: Connection, key: object, limit: int = 50, **more: Any) -> list[tuple[Entry, ...]]:
-    found: list[tuple[Entry, ...]] = []
+def pages(connection: Connection, key: object, limit: int = 50, **more: Any) -> list[tuple[TimelineEntry, ...]]:
+    found: list[tuple[TimelineEntry, ...]] = []
     place: str | None = None
     while not found or place is not None:
         page = timeline(connection, "document", key, limit=limit, before=place, **more)
@@ -38,7 +38,7 @@ def pages(connection: Connection, key: object, limit: int = 50, **more: Any) -> 
     return found
 
 
-def ids(entries: tuple[Entry, ...]) -> list[str]:
+def ids(entries: tuple[TimelineEntry, ...]) -> list[str]:
     return [entry.change.id for entry in entries]
 
 

@@ -16,7 +16,7 @@ from forge.history.asof import table_as_of
 from forge.history.redact import Redacted, redact
 from forge.history.revert import Choice, revert
 from forge.postgres.connection import Connection, connect
-from tests.integration.log import enable
+from tests.changelog.log import enable
 
 SECRET = "ada@example.com"
 

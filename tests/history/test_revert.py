@@ -10,7 +10,7 @@ import pytest
 from forge.errors import RevertRefused
 from forge.history.revert import Choice, chosen, plan_revert, revert
 from forge.postgres.connection import Connection, connect
-from tests.integration.log import enable
+from tests.changelog.log import enable
 
 
 @pytest.fixture

@@ -11,7 +11,9 @@ from forge.changelog.maintenance import run_once
 from forge.cli import main
 from forge.history import chain
 from forge.postgres.connection import Connection
-from tests.integration.log import enable
+from tests.changelog.log import enable
+
+pytestmark = pytest.mark.command
 
 Run = Callable[..., tuple[str, str]]
 

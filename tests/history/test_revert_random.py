@@ -13,7 +13,7 @@ import pytest
 from forge.errors import RevertRefused
 from forge.history.revert import Choice, revert
 from forge.postgres.connection import Connection
-from tests.integration.log import enable
+from tests.changelog.log import enable
 
 SCHEMA = """
 CREATE TABLE region (country text, code int, name text, boss int, PRIMARY KEY (country, code));

@@ -12,14 +12,14 @@ from forge.change import UNAVAILABLE, Op
 from forge.cli import main
 from forge.errors import HistoryUnavailable
 from forge.history.asof import row_as_of, table_as_of
-from forge.history.definitions import Field, Version, veils
+from forge.history.definitions import DefinitionVersion, VersionColumn, veils
 from forge.history.revert import Choice, plan_revert, revert
 from forge.history.timeline import timeline
 from forge.postgres.connection import Connection
 from forge.serve.node import Options
 from tests.history.moments import begin, record
 from tests.history.test_http import AUTH, GRANTED
-from tests.integration.serving import SOON, serving
+from tests.serve.serving import SOON, serving
 
 pytestmark = pytest.mark.contract("T9")
 SECRETS = ("SECRET-1", "SECRET-2")
@@ -149,11 +149,11 @@ def test_what_nobody_is_shown_comes_back_all_the_same(connection: Connection) ->
 def test_columns_are_followed_into_a_restored_table() -> None:
     """It numbers them again."""
 
-    def version(id: int, relation: int, *fields: Field) -> Version:
-        return Version(id, relation, "public", "t", fields, (), "")
+    def version(id: int, relation: int, *fields: VersionColumn) -> DefinitionVersion:
+        return DefinitionVersion(id, relation, "public", "t", fields, (), "")
 
-    before = version(1, 7, Field("a", "text", "plain", 2), Field("ssn", "text", "plain", 3))
-    restored = version(2, 8, Field("a", "text", "plain", 1), Field("ssn", "text", "plain", 2))
-    renamed = version(3, 8, Field("a", "text", "plain", 1), Field("sn2", "text", "hidden", 2))
+    before = version(1, 7, VersionColumn("a", "text", "plain", 2), VersionColumn("ssn", "text", "plain", 3))
+    restored = version(2, 8, VersionColumn("a", "text", "plain", 1), VersionColumn("ssn", "text", "plain", 2))
+    renamed = version(3, 8, VersionColumn("a", "text", "plain", 1), VersionColumn("sn2", "text", "hidden", 2))
     versions = {each.id: each for each in (before, restored, renamed)}
     assert veils(versions, ["sn2"]) == {1: {"ssn"}, 2: {"ssn"}, 3: {"sn2"}}

@@ -11,7 +11,7 @@ from forge.changelog.maintenance import run_once
 from forge.changelog.tenancy import Tenant
 from forge.errors import CursorInvalid, ForgeError, HistoryUnavailable, RedactError, RevertRefused
 from forge.history.asof import as_of, row_as_of, table_as_of
-from forge.history.audit import Choice as Chosen
+from forge.history.audit import AuditFilter as Chosen
 from forge.history.audit import audit, counts
 from forge.history.redact import redact
 from forge.history.revert import Choice, plan_revert, revert

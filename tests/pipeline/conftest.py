@@ -10,7 +10,7 @@ from forge.demo import lake as lakes
 from forge.pipeline.jars import jdbc_driver
 from forge.pipeline.lake import Lake
 from forge.pipeline.session import session
-from forge.testing.lake.keeper import QUICK
+from tests.checkers.lake.keeper import QUICK
 
 HERE = Path(__file__).parent
 

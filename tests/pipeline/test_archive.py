@@ -26,13 +26,13 @@ from forge.pipeline.archive.images import document
 from forge.pipeline.changes import BRONZE, CHANGES
 from forge.pipeline.definitions import Definition, decode
 from forge.pipeline.lake import Lake
-from forge.pipeline.source.options import Options
+from forge.pipeline.source.options import StreamOptions
 from forge.pipeline.source.planner import Planner
-from forge.pipeline.source.reading import Scope, read
+from forge.pipeline.source.reading import StreamScope, read
 from forge.pipeline.tables import append_once, load
 from forge.postgres.connection import Connection
 from forge.values import Column, Images
-from tests.integration.log import enable
+from tests.changelog.log import enable
 from tests.pipeline.test_archive_lines import POSTGRES, change, event, field, wrapped
 
 WIDE = """
@@ -90,8 +90,8 @@ def followed(url: str) -> list[Batch]:
 
 def streamed(url: str) -> tuple[list[dict[str, Any]], list[Snapshot]]:
     """The changes as the stream gives them, and the snapshots that it took."""
-    planner = Planner(Options(url, start="history"))
-    scope = Scope(url, planner.identity.uuid, planner.first_id, None)
+    planner = Planner(StreamOptions(url, start="history"))
+    scope = StreamScope(url, planner.identity.uuid, planner.first_id, None)
     offset, rows, taken = planner.initial(), [], {}
     try:
         while (following := planner.next(offset, None)) != offset:

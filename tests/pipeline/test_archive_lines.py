@@ -11,11 +11,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from forge import debezium, wire
-from forge.change import JSON_NULL, UNAVAILABLE, Change, Context, Op, Source, same
+from forge.change import JSON_NULL, UNAVAILABLE, Change, ChangeSource, Context, Op, same
 from forge.cursor import Cursor, LogIdentity, Snapshot
 from forge.debezium import PLACEHOLDER
 from forge.errors import DecodeError
-from forge.pipeline.archive.convert import Converter, Plan, Table, inferred
+from forge.pipeline.archive.convert import ArchivePlan, Converter, UndefinedTable, inferred
 from forge.pipeline.archive.images import Printer, document
 from forge.pipeline.archive.infer import BASE64
 from forge.pipeline.changes import CHANGES
@@ -30,12 +30,12 @@ def converted(line: bytes | str | dict[str, Any], key: Any = None, **plan: Any) 
     """The row of one line, after a survey of it alone."""
     raw = json.dumps(line).encode() if isinstance(line, dict) else line.encode() if isinstance(line, str) else line
     name = None if key is None else json.dumps(key).encode()
-    first = Plan(**plan)
+    first = ArchivePlan(**plan)
     seen = Converter(first).survey(raw, name)
     assert seen is not None
-    needs = seen.needs or Table(seen.change.schema, seen.change.table, (), None)
+    needs = seen.needs or UndefinedTable(seen.change.schema, seen.change.table, (), None)
     found = inferred({needs: list(seen.traits.items())}, ()) if seen.needs or seen.whole else {}
-    row = Converter(Plan(**plan, inferred=found)).convert(raw, name)
+    row = Converter(ArchivePlan(**plan, inferred=found)).convert(raw, name)
     assert row is not None
     definitions = {each.version: each for each in [*found.values(), *plan.get("definitions", ())]}
     return {**dict(zip(CHANGES.names, row, strict=True)), "definition": definitions[row[5]]}
@@ -53,7 +53,7 @@ def change(op: Op = Op.INSERT, **fields: Any) -> Change:
         "op": op,
         "schema": "public",
         "table": "t",
-        "source": Source("postgres-log", LOG, "5.7", "900"),
+        "source": ChangeSource("postgres-log", LOG, "5.7", "900"),
         "at": AT,
         "key": {"id": 1},
         "after": {"id": 1},
@@ -248,7 +248,7 @@ def test_a_table_without_a_key_has_no_row_id() -> None:
 def test_a_change_of_the_log_has_the_seq_that_the_stream_gives_it() -> None:
     taken = (Snapshot.parse("1:1:"), Snapshot.parse("850:901:900"), Snapshot.parse("950:950:"))
     for transaction, generation in (("800", "0001"), ("900", "0002"), ("940", "0002"), ("950", "0003")):
-        source = Source("postgres-log", LOG, "5.5", transaction)
+        source = ChangeSource("postgres-log", LOG, "5.5", transaction)
         row = converted(wire.encode(change(source=source)), generations=taken)
         assert row["seq"] == f"{generation}0000000000000005"
 
@@ -257,7 +257,7 @@ def test_an_older_incarnation_of_the_log_comes_before_the_snapshots_of_a_newer_o
     older, newer = (Cursor(LogIdentity(name, "1", 1), Snapshot.parse("900:900:")) for name in ("older", LOG))
 
     def generation(log: str, transaction: str) -> str:
-        line = wire.encode(change(source=Source("postgres-log", log, "5.5", transaction)))
+        line = wire.encode(change(source=ChangeSource("postgres-log", log, "5.5", transaction)))
         return str(converted(line, generations=(older, newer))["seq"][:4])
 
     assert [generation("older", "899"), generation("older", "901")] == ["0000", "0001"]
@@ -268,7 +268,7 @@ def test_an_older_incarnation_of_the_log_comes_before_the_snapshots_of_a_newer_o
 def test_changes_of_sqlite_sort_as_they_happened() -> None:
     """A change of a key is two changes of one number, as `forge.capture.sqlite` writes them."""
     order = [
-        converted(wire.encode(change(source=Source("sqlite", "x", position))))["seq"]
+        converted(wire.encode(change(source=ChangeSource("sqlite", "x", position))))["seq"]
         for position in ("9", "12", "12.1", "13", "100")
     ]
     assert order[0] == "00000000000000000009"
@@ -285,7 +285,7 @@ def test_changes_of_sqlite_sort_as_they_happened() -> None:
 )
 def test_a_change_whose_position_says_no_order_is_refused(kind: str, position: str) -> None:
     """Positions as these sources write them, which archives have no order for."""
-    line = wire.encode(change(source=Source(kind, "x", position)))
+    line = wire.encode(change(source=ChangeSource(kind, "x", position)))
     with pytest.raises(DecodeError, match="says no order"):
         converted(line)
 
@@ -443,7 +443,7 @@ def test_decimals_without_a_schema_part_are_read_by_the_lakes_types(
 def test_an_archive_tells_by_its_other_values_that_decimals_are_in_base64() -> None:
     raw = json.dumps(event(after={"id": 1, "p": "12.30", "n": "BM4="})).encode()
     known = Definition(4, "public", "t", PRICES, ("id",))
-    seen = Converter(Plan(definitions=(known,))).survey(raw)
+    seen = Converter(ArchivePlan(definitions=(known,))).survey(raw)
     assert seen is not None
     assert [name for name, traits in seen.traits.items() if traits & BASE64] == ["n"]
 
@@ -579,8 +579,8 @@ DEEP = "[" * 100_000
         (event("d"), "without the row before"),
         (event("u", after={"id": 1}), "without a key"),
         ({"payload": {"payload": {"payload": {"payload": {"payload": {}}}}}}, "wrappers"),
-        (wire.encode(change(source=Source("postgres-log", LOG, "x", "1"))), "says no order"),
-        (wire.encode(change(source=Source("postgres-log", LOG, f"1.{2**63}", "1"))), "64 bits"),
+        (wire.encode(change(source=ChangeSource("postgres-log", LOG, "x", "1"))), "says no order"),
+        (wire.encode(change(source=ChangeSource("postgres-log", LOG, f"1.{2**63}", "1"))), "64 bits"),
         (wire.encode(change(op=Op.DELETE, after=None)), "without the row before"),
         (wire.encode(change()).replace(b'"INSERT"', b'"UPSERT"'), "operation"),
         (wire.encode(change(after={"id": 1, "n": Decimal("1E+999999")})), "digits"),
@@ -597,7 +597,9 @@ def test_what_contradicts_the_plan_is_refused() -> None:
     assert "no change of a row" in refusal(wire.encode(change()), envelope="debezium")
     assert "missing" in refusal(event(after={"id": 1}), envelope="forge")
     taken = (Snapshot.parse("5:5:"),)
-    assert "transaction" in refusal(wire.encode(change(source=Source("postgres-log", LOG, "5.5"))), generations=taken)
+    assert "transaction" in refusal(
+        wire.encode(change(source=ChangeSource("postgres-log", LOG, "5.5"))), generations=taken
+    )
     keys = {"public.t": ("id",)}
     assert "lacks its key" in refusal(event(after={"n": 1}), keys=keys)
     assert "changes its key" in refusal(event("u", before={"id": 1}, after={"id": 2}), keys=keys)
@@ -610,8 +612,8 @@ def test_what_contradicts_the_plan_is_refused() -> None:
     "line", ["", "  ", "null", '{"schema": null, "payload": null}', '{"key": {"id": 1}, "value": null}']
 )
 def test_tombstones_and_empty_lines_hold_nothing(line: str) -> None:
-    assert Converter(Plan()).survey(line.encode()) is None
-    assert Converter(Plan()).convert(line.encode()) is None
+    assert Converter(ArchivePlan()).survey(line.encode()) is None
+    assert Converter(ArchivePlan()).convert(line.encode()) is None
 
 
 JSON = st.recursive(
@@ -652,17 +654,17 @@ def altered(draw: st.DrawFn) -> bytes:
 @example(b'{"op":"c","source":{"schema":"s","table":"t","lsn":1,"ts_ms":1},"after":{"a":-0}}', b"[")
 def test_no_line_does_anything_but_be_converted_or_refused(raw: bytes, key: bytes | None) -> None:
     known = Definition(4, "public", "t", PRICES, ("id",))
-    for plan in (Plan(), Plan(definitions=(known,), generations=(Snapshot.parse("5:5:"),))):
+    for plan in (ArchivePlan(), ArchivePlan(definitions=(known,), generations=(Snapshot.parse("5:5:"),))):
         try:
             seen = Converter(plan).survey(raw, key)
         except DecodeError:
             continue
         if seen is None:
             continue
-        needs = seen.needs or Table(seen.change.schema, seen.change.table, (), None)
+        needs = seen.needs or UndefinedTable(seen.change.schema, seen.change.table, (), None)
         found = inferred({needs: list(seen.traits.items())}, plan.definitions)
         try:
-            row = Converter(Plan(definitions=plan.definitions, inferred=found)).convert(raw, key)
+            row = Converter(ArchivePlan(definitions=plan.definitions, inferred=found)).convert(raw, key)
         except DecodeError:
             continue
         assert row is not None

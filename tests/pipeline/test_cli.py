@@ -19,7 +19,7 @@ from forge.pipeline.tables import load
 from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.command, pytest.mark.long, pytest.mark.timeout(900)]
 
 TOTALS = (
     "-- key: status\n-- keys: SELECT status FROM orders_changed\nSELECT status, count(*) AS n FROM orders GROUP BY 1"
@@ -93,7 +93,7 @@ def test_without_a_lake_every_command_says_so(forge: Forge) -> None:
         ("as-of", "--at", "2026-01-01", "--table", "orders"),
         ("audit",),
         ("replay",),
-        ("import", "nothing.jsonl"),
+        ("import", __file__),
         ("maintain",),
     ):
         said = forge("pipeline", *words)
@@ -155,7 +155,7 @@ def test_a_lake_from_its_first_batch_to_an_import(
     with fresh_database(server) as other:
         with connect(other) as connection:
             install(connection)
-        for command in (("verify",), ("status",), ("replay",), ("import", "x.jsonl")):
+        for command in (("verify",), ("status",), ("replay",), ("import", __file__)):
             said = forge("pipeline", *command, url=other)
             assert (said.code, "that of another database" in said.err) == (1, True), command
 

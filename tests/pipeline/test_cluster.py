@@ -21,7 +21,7 @@ import pytest
 from forge.pipeline.jars import delta_jars
 from forge.pipeline.session import BRIEFLY, QUIETLY, packed
 from forge.postgres.connection import Connection
-from forge.testing.lake.keeper import INTERPRETED
+from tests.checkers.lake.keeper import INTERPRETED
 
 pytestmark = pytest.mark.timeout(1200)
 

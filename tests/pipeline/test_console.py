@@ -13,7 +13,7 @@ from forge.pipeline.lake import Lake
 from forge.pipeline.source.offset import Offset
 from forge.pipeline.status import status
 from forge.serve.console.lake import RUN
-from forge.serve.console.lake import Lake as Seen
+from forge.serve.console.lake import ConsoleLake as Seen
 from forge.values import Column
 
 pytestmark = pytest.mark.long
@@ -32,8 +32,8 @@ def test_a_lake_is_seen_as_it_is(spark: SparkSession, lake: Lake) -> None:
     assert (before.batches, before.recent, before.tables[0]["current_rows"]) == (0, [], 10)
     spark.sql(f"DELETE FROM delta.`{lake.current('public.odd name')}` WHERE id = 3")
     for batch in range(2):
-        entry = ledger.Entry(1, batch, CURSOR, 1, True, 9, 0, {"public.odd name": 9}, NOON, 1.5, NOON)
-        ledger.record(spark, lake, "app", entry, Offset(CURSOR, 1))
+        entry = ledger.LedgerEntry(1, batch, CURSOR, 1, True, 9, 0, {"public.odd name": 9}, NOON, 1.5, NOON)
+        ledger.record(spark, lake, "app", entry, [Offset(CURSOR, 1)])
     checks.note(spark, lake, True)
     told = status(spark, lake)
     # what is read on from where it was left, and what is read again

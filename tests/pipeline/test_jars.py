@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from forge.errors import SparkUnavailable
 from forge.pipeline.jars import DELTA_JARS, Jar, by_ivy, by_maven, delta_jars, resolve
-from forge.pipeline.java import SparkUnavailable, find_java
+from forge.pipeline.java import find_java
 
 CONTENT = b"jar" * 1000
 JAR = Jar("group", "thing", "1", hashlib.sha256(CONTENT).hexdigest())

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from forge.pipeline.java import SparkUnavailable, find_java, need_java, version_of
+from forge.errors import SparkUnavailable
+from forge.pipeline.java import find_java, need_java, version_of
 
 SPARKS = ("pyspark", "delta", "py4j")
 

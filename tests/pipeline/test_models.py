@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from forge.errors import ModelError
 from forge.pipeline import bronze
 from forge.pipeline.changes import seq
 from forge.pipeline.definitions import Definition
 from forge.pipeline.gold import models as files
 from forge.pipeline.gold.building import Models
-from forge.pipeline.gold.models import ModelError
 from forge.pipeline.gold.states import forget, states
 from forge.pipeline.lake import Lake
 from forge.pipeline.tables import load
@@ -119,7 +119,7 @@ def test_models_are_built_whole_or_by_key_and_fail_alone(spark: SparkSession, la
 
     def build(numbers: Iterable[int], op: str, batch: int, models: Models) -> dict[str, str]:
         made = frame(spark, [change(seq(1, each), op, NOON + timedelta(seconds=each)) for each in numbers])
-        return {outcome.model: outcome.what for outcome in models.build(made, batch)}
+        return {outcome.model: outcome.what for outcome in models.build(made, batch, batch - 1)}
 
     outcome = build(range(1, 5), "insert", 1, models)
     assert outcome == {"after": "failed", "best": "built", "broken": "failed", "lost": "failed", "spent": "built"}

@@ -6,7 +6,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from forge.pipeline.lake import Lake
 from forge.pipeline.silver import quarantine
-from forge.pipeline.silver.quarantine import Count
+from forge.pipeline.silver.quarantine import QuarantineCount
 from forge.pipeline.silver.rows import MISFITS
 from forge.pipeline.tables import load
 
@@ -31,8 +31,8 @@ def test_misfits_are_kept_once_and_counted_by_kind(spark: SparkSession, lake: La
     quarantine.append(spark, lake, misfits(spark, "lines", late), "app", 1)
     quarantine.append(spark, lake, misfits(spark, "orders", overflow, late, overflow), "app", 1)
     assert quarantine.counts(spark, lake) == [
-        Count("public.orders", "numeric field overflow", 2),
-        Count("public.lines", "time out of range", 1),
-        Count("public.orders", "time out of range", 1),
+        QuarantineCount("public.orders", "numeric field overflow", 2),
+        QuarantineCount("public.lines", "time out of range", 1),
+        QuarantineCount("public.orders", "time out of range", 1),
     ]
     assert load(spark, lake.quarantine).schema.fieldNames() == MISFITS.fieldNames()

@@ -24,15 +24,15 @@ from forge.pipeline.asof import lake_as_of, table_as_of
 from forge.pipeline.compare import compare
 from forge.pipeline.gold.audit import audit
 from forge.pipeline.lake import Lake
-from forge.pipeline.ledger import Entry
-from forge.pipeline.run import Pipeline, Settings, pipeline
+from forge.pipeline.ledger import LedgerEntry
+from forge.pipeline.run import LakeSettings, PipelineRun, pipeline
 from forge.pipeline.silver import merge
 from forge.pipeline.silver.replay import replay
 from forge.pipeline.tables import exists, load
 from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database
-from forge.testing.lake import Plan, run
-from forge.testing.lake.keeper import STEPS
+from tests.checkers.lake import Plan, run
+from tests.checkers.lake.keeper import STEPS
 
 ORDERS = (
     "create table orders (id bigint primary key, customer text not null, total numeric(12, 2), status text,"
@@ -49,19 +49,19 @@ class Kept:
         self.url = url
         self.lake = lake
         self.connection = connection
-        self.entries: list[Entry] = []
+        self.entries: list[LedgerEntry] = []
         self.after_batch: Callable[[], None] = lambda: None
 
     @contextmanager
-    def running(self, settings: Settings | None = None, **more: Any) -> Iterator[Pipeline]:
-        def told(entry: Entry) -> None:
+    def running(self, settings: LakeSettings | None = None, **more: Any) -> Iterator[PipelineRun]:
+        def told(entry: LedgerEntry) -> None:
             self.entries.append(entry)
             self.after_batch()
 
         with pipeline(self.spark, self.url, self.lake, settings, on_batch=told, **more) as running:
             yield running
 
-    def once(self, settings: Settings | None = None, **more: Any) -> None:
+    def once(self, settings: LakeSettings | None = None, **more: Any) -> None:
         with self.running(settings, **more) as running:
             running.once()
 
@@ -172,7 +172,7 @@ def test_a_table_without_a_key_that_is_only_appended_to(kept: Kept, server: Post
         stderr=subprocess.STDOUT,
     )
     tables = ("pgbench_accounts", "pgbench_branches", "pgbench_tellers", "pgbench_history")
-    kept.once(Settings(tables=tables, most=30_000))
+    kept.once(LakeSettings(tables=tables, most=30_000))
     said, _ = load_.communicate(timeout=120)
     assert load_.returncode == 0, said
     kept.once()
@@ -222,7 +222,7 @@ def test_a_batch_is_done_again_when_what_it_stood_on_is_gone(
 @pytest.mark.timeout(1200)
 def test_a_run_ends_after_its_batch_however_much_there_is_to_do(kept: Kept) -> None:
     kept.connection.execute("insert into orders (id, customer) select i, 'many' from generate_series(100, 399) i")
-    with kept.running(Settings(most=100)) as running:
+    with kept.running(LakeSettings(most=100)) as running:
         kept.after_batch = running.stop
         running.once()
     assert len(kept.entries) == 1
@@ -235,14 +235,14 @@ def test_a_run_ends_after_its_batch_however_much_there_is_to_do(kept: Kept) -> N
 @pytest.mark.timeout(1200)
 def test_json_is_kept_as_the_lake_began_with_it(kept: Kept) -> None:
     kept.connection.execute("""update orders set doc = '{"a": 1}'""")
-    kept.once(Settings(tables=("orders",), json="variant"))
+    kept.once(LakeSettings(tables=("orders",), json="variant"))
     kept.connection.execute("insert into orders (id, customer, doc) values (50, 'new', '[2]')")
     kept.once()
     orders = load(kept.spark, kept.lake.current("public.orders"))
     assert orders.schema["doc"].dataType == VariantType()
     assert {row[0] for row in orders.selectExpr("to_json(doc)").collect()} == {'{"a":1}', "[2]"}
     with pytest.raises(LakeError, match="keeps json as variant"):
-        kept.once(Settings(json="string"))
+        kept.once(LakeSettings(json="string"))
 
 
 @pytest.mark.long
@@ -317,9 +317,9 @@ def test_what_stands_in_the_way_is_said_before_anything_is_written(
     kept: Kept, spark: SparkSession, tmp_path: Path, server: PostgresServer
 ) -> None:
     with pytest.raises(TrackingError, match="nowhere"):
-        kept.once(Settings(tables=("nowhere",)))
+        kept.once(LakeSettings(tables=("nowhere",)))
     with pytest.raises(CursorError):
-        kept.once(Settings(start="yesterday"))
+        kept.once(LakeSettings(start="yesterday"))
     assert not exists(spark, kept.lake.about), "the lake would begin with that for good"
     file = tmp_path / "file"
     file.touch()

@@ -18,9 +18,9 @@ from forge.pipeline.changes import CHANGES
 from forge.pipeline.failures import translate
 from forge.pipeline.source import register
 from forge.pipeline.source.offset import LogPiece, Offset, TableShare
-from forge.pipeline.source.options import Options
+from forge.pipeline.source.options import StreamOptions
 from forge.pipeline.source.planner import Planner
-from forge.pipeline.source.reading import ARROW, Scope, read
+from forge.pipeline.source.reading import ARROW, StreamScope, read
 from forge.postgres.connection import Connection, connect
 
 SHOP = "create table orders (id bigint primary key, status text, total numeric(10, 2))"
@@ -46,7 +46,7 @@ def shop(connection: Connection) -> Connection:
 
 @contextmanager
 def planner(url: str, **options: Any) -> Iterator[Planner]:
-    planner = Planner(Options(url, **{"start": "history", **options}))
+    planner = Planner(StreamOptions(url, **{"start": "history", **options}))
     try:
         yield planner
     finally:
@@ -62,7 +62,7 @@ def drained(planner: Planner, offset: Offset | None = None, most: int | None = N
 
 
 def rows(url: str, planner: Planner, *offsets: Offset) -> list[dict[str, Any]]:
-    scope = Scope(url, planner.identity.uuid, planner.first_id, None)
+    scope = StreamScope(url, planner.identity.uuid, planner.first_id, None)
     return [
         row
         for offset in offsets

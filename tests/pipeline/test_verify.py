@@ -18,7 +18,7 @@ from forge.pipeline.silver import quarantine
 from forge.pipeline.silver.rows import quoted, rows
 from forge.pipeline.silver.types import Types
 from forge.pipeline.tables import load
-from forge.pipeline.verify import Difference, Report, TableReport, verify
+from forge.pipeline.verify import RowDifference, TableReport, VerifyReport, verify
 from forge.pipeline.verify.slices import ByHash, ByRange
 from forge.postgres.connection import Connection, connect
 
@@ -143,7 +143,7 @@ class Kept:
         frame = load(self.spark, self.lake.current(f"public.{table}"))
         return self.spark.createDataFrame(frame.collect(), frame.schema)
 
-    def verify(self, *tables: str, slices: int = 8) -> Report:
+    def verify(self, *tables: str, slices: int = 8) -> VerifyReport:
         return verify(self.spark, self.lake, self.url, tables or None, snapshot=self.snapshot, slices=slices)
 
     def _one(self, statement: str) -> str:
@@ -158,7 +158,7 @@ def kept(spark: SparkSession, lake: Lake, database: str, connection: Connection)
     return Kept(spark, lake, database, connection)
 
 
-def only(report: Report) -> TableReport:
+def only(report: VerifyReport) -> TableReport:
     assert len(report.tables) == 1
     return report.tables[0]
 
@@ -373,4 +373,4 @@ def test_slices_are_the_same_on_both_sides(spark: SparkSession, connection: Conn
 
 
 def test_a_difference_is_said_in_a_line() -> None:
-    assert str(Difference("public.t", "7", "missing")) == "public.t: row 7 is in the database and not in the lake"
+    assert str(RowDifference("public.t", "7", "missing")) == "public.t: row 7 is in the database and not in the lake"

@@ -14,7 +14,7 @@ from forge.embedded import PostgresServer
 from forge.errors import HistoryUnavailable, ServerError
 from forge.pipeline import session
 from forge.pipeline.lake import Lake
-from forge.pipeline.run import Settings, pipeline
+from forge.pipeline.run import LakeSettings, pipeline
 from forge.pipeline.versions import Corpus, derived, jdbc, of_database, of_lake
 from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database
@@ -97,7 +97,7 @@ def test_a_lake(spark: SparkSession, corpus: tuple[str, Connection], lake: Lake,
     url, connection = corpus
     with pytest.raises(HistoryUnavailable, match=r"no table forge_versions\.document"):
         of_lake(spark, lake)
-    with pipeline(spark, url, lake, Settings(most=10_000)) as running:
+    with pipeline(spark, url, lake, LakeSettings(most=10_000)) as running:
         running.once()
     wanted = asked(connection, DERIVED)
     assert told(derived(of_lake(spark, lake))) == wanted

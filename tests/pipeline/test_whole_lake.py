@@ -38,7 +38,7 @@ def shop(connection: Connection) -> Connection:
 ALONE = """
 import sys
 from forge.pipeline.session import BRIEFLY, QUIETLY, session
-from forge.testing.lake import keeper
+from tests.checkers.lake import keeper
 
 conf = {"spark.sql.session.timeZone": "Asia/Tokyo", "spark.driver.extraJavaOptions": f"{QUIETLY} {BRIEFLY}"}
 spark = session(master="local[1]", conf=conf)

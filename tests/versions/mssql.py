@@ -15,8 +15,8 @@ from typing import Any, Final, cast
 from urllib.parse import unquote, urlsplit
 
 from forge.cli.versions import sqlserver_script
+from forge.errors import WindowExpired
 from forge.postgres.queries import queries
-from forge.versions.errors import WindowExpired
 from forge.versions.strategies import Strategy
 from tests.versions.stores import Found, Item, Kind, Rows, Store, spelled
 

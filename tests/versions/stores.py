@@ -15,7 +15,7 @@ from forge.versions.identity import change_identity
 from forge.versions.nouns import Deletion, KeyChange, Page, Resource, Upsert
 from forge.versions.reading import changes, deletes, key_changes, pages, stream
 from forge.versions.resources import declare
-from forge.versions.retention import Policy, maintain
+from forge.versions.retention import VersionPolicy, maintain
 from forge.versions.stamps import newest
 from forge.versions.strategies import Strategy, strategy, use_strategy
 
@@ -206,7 +206,7 @@ class PostgresStore:
         use_strategy(self._connection, name, batch=batch)
 
     def retain(self, oldest: int) -> None:
-        maintain(self._connection, Policy(versions=self.newest() - oldest + 1))
+        maintain(self._connection, VersionPolicy(versions=self.newest() - oldest + 1))
 
     def identity(self, document: int) -> Any:
         return documents.get(self._connection, document).identity

@@ -5,11 +5,11 @@ import random
 import psycopg
 import pytest
 
+from forge.errors import DocumentInvalid, UnknownDocument, UnknownResource
 from forge.postgres.connection import Connection, connect
 from forge.versions import access, operation
 from forge.versions.access import grant, revoke
 from forge.versions.documents import delete, put
-from forge.versions.errors import DocumentInvalid, UnknownDocument, UnknownResource
 from forge.versions.identity import change_identity
 from forge.versions.nouns import Deletion, Document, KeyChange, Resource, Upsert
 from forge.versions.reading import stream

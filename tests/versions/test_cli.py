@@ -20,8 +20,10 @@ from forge.postgres.connection import Connection, connect
 from forge.versions.documents import delete, find
 from forge.versions.identity import change_identity
 from forge.versions.install import installed
-from tests.integration.serving import serving
+from tests.serve.serving import serving
 from tests.versions.school import PLANS, STUDENTS, copy_in_files, copy_in_sqlite, school_database, source_of
+
+pytestmark = pytest.mark.command
 
 
 class Done(NamedTuple):

@@ -8,10 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from forge.postgres.connection import Connection, connect
-from forge.versions.access import grant, revoke
-from forge.versions.documents import delete, find, get, put, set_references
-from forge.versions.errors import (
+from forge.errors import (
     DocumentInvalid,
     IdentityCycle,
     IdentityMismatch,
@@ -21,6 +18,9 @@ from forge.versions.errors import (
     UnknownResource,
     VersionsMissing,
 )
+from forge.postgres.connection import Connection, connect
+from forge.versions.access import grant, revoke
+from forge.versions.documents import delete, find, get, put, set_references
 from forge.versions.identity import change_identity
 from forge.versions.install import install, installed
 from forge.versions.nouns import Document, Resource

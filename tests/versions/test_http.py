@@ -15,9 +15,18 @@ import pytest
 
 from forge.app import Forge
 from forge.changelog.install import install as install_log
-from forge.client.errors import Failed, Refused, Unauthorized, Unreachable
 from forge.embedded import PostgresServer
-from forge.errors import ForgeError
+from forge.errors import (
+    Failed,
+    ForgeError,
+    Refused,
+    TokenInvalid,
+    Unauthorized,
+    UnknownResource,
+    Unreachable,
+    WindowExpired,
+    WindowInvalid,
+)
 from forge.postgres.connection import Connection, connect
 from forge.react.group import Settings
 from forge.serve.auth import AuthSettings
@@ -25,13 +34,12 @@ from forge.serve.node import Options
 from forge.versions import reading
 from forge.versions.access import grant
 from forge.versions.documents import delete, find, put
-from forge.versions.errors import TokenInvalid, UnknownResource, WindowExpired, WindowInvalid
 from forge.versions.identity import change_identity
 from forge.versions.nouns import Event, Page, Resource, decode
 from forge.versions.resources import declare
 from forge.versions.sync import SqliteMirror, Synced, sync
 from forge.versions.sync.http import HttpSource
-from tests.integration.serving import serving
+from tests.serve.serving import serving
 from tests.versions.school import PLANS, STUDENTS, copy_in_sqlite, school_database, source_of
 
 SECRET = "s" * 32

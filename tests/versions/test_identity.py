@@ -7,9 +7,9 @@ from decimal import Decimal
 import psycopg
 import pytest
 
+from forge.errors import IdentityCycle, IdentityMismatch, IdentityTaken, IsolationUnfit, MissingReference
 from forge.postgres.connection import Connection, connect
 from forge.versions.documents import delete, find, get, put, set_references
-from forge.versions.errors import IdentityCycle, IdentityMismatch, IdentityTaken, IsolationUnfit, MissingReference
 from forge.versions.identity import change_identity
 from forge.versions.nouns import KeyChange, Upsert
 from tests.versions.aside import aside, behind

@@ -1,12 +1,12 @@
-"""The model test of change versions, for a short while; `python -m forge.testing.versions` runs it for long."""
+"""The model test of change versions, for a short while; `python -m tests.checkers.versions` runs it for long."""
 
 import pytest
 
 from forge.embedded import PostgresServer
 from forge.testing import temporary_postgres
-from forge.testing.versions.plan import Mistake, Plan
-from forge.testing.versions.run import run
 from forge.versions.strategies import Strategy
+from tests.checkers.versions.plan import Mistake, Plan
+from tests.checkers.versions.run import run
 
 
 @pytest.mark.parametrize("triggers", [False, True], ids=["application", "trigger"])

@@ -6,9 +6,9 @@ from contextlib import ExitStack
 import psycopg
 import pytest
 
+from forge.errors import TransactionUnfit
 from forge.postgres.connection import Connection, connect
 from forge.versions.documents import put
-from forge.versions.errors import TransactionUnfit
 from forge.versions.reading import changes
 from forge.versions.stamps import newest, settled
 from tests.versions.journals import STUDENTS, last_stamp

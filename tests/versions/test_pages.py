@@ -6,22 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from forge.versions.errors import TokenInvalid
-from forge.versions.pages import Place, Question, opened, sealed
+from forge.errors import TokenInvalid
+from forge.versions.pages import VersionsQuery, WindowPosition, opened, sealed
 
 KEY = bytes(range(32))
-QUESTION = Question("changes", 7, None)
-PLACE = Place(5, 2**62, 17, 4, 1)
+QUESTION = VersionsQuery("changes", 7, None)
+PLACE = WindowPosition(5, 2**62, 17, 4, 1)
 versions = some.integers(0, 2**63 - 1)
 
 
-@given(some.builds(Place, versions | some.none(), versions, versions, versions, *[some.integers(0, 2)] * 2))
-def test_a_place_comes_back_as_it_was(place: Place) -> None:
+@given(some.builds(WindowPosition, versions | some.none(), versions, versions, versions, *[some.integers(0, 2)] * 2))
+def test_a_place_comes_back_as_it_was(place: WindowPosition) -> None:
     assert opened(KEY, QUESTION, sealed(KEY, QUESTION, place)) == place
 
 
-@given(some.builds(Place, versions | some.none(), versions, versions, versions, *[some.integers(0, 2)] * 2))
-def test_a_token_tells_nothing_of_its_place(place: Place) -> None:
+@given(some.builds(WindowPosition, versions | some.none(), versions, versions, versions, *[some.integers(0, 2)] * 2))
+def test_a_token_tells_nothing_of_its_place(place: WindowPosition) -> None:
     """The place may be that of a document that its reader must not know of."""
     token = sealed(KEY, QUESTION, place)
     assert len(token) == len(sealed(KEY, QUESTION, PLACE))
@@ -53,7 +53,7 @@ def test_a_token_that_was_altered_anywhere_is_refused() -> None:
         pytest.param((KEY, QUESTION._replace(subject="")), id="empty subject"),
     ],
 )
-def test_a_token_of_something_else_is_refused(other: tuple[bytes, Question]) -> None:
+def test_a_token_of_something_else_is_refused(other: tuple[bytes, VersionsQuery]) -> None:
     with pytest.raises(TokenInvalid):
         opened(*other, sealed(KEY, QUESTION, PLACE))
 

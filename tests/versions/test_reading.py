@@ -9,11 +9,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from forge.errors import TokenInvalid, UnknownResource, VersionsMissing, WindowExpired, WindowInvalid
 from forge.postgres.connection import Connection, connect
 from forge.postgres.queries import queries
 from forge.versions import reading
 from forge.versions.available import Available, available
-from forge.versions.errors import TokenInvalid, UnknownResource, VersionsMissing, WindowExpired, WindowInvalid
 from forge.versions.nouns import Deletion, Event, KeyChange, Page, Resource, Upsert
 from forge.versions.reading import (
     changes,
@@ -26,7 +26,7 @@ from forge.versions.reading import (
     stream,
 )
 from forge.versions.resources import declare, resource_id
-from forge.versions.retention import Policy, maintain
+from forge.versions.retention import VersionPolicy, maintain
 from forge.versions.stamps import newest
 from tests.versions.world import STRATEGIES, World, derived, within
 
@@ -391,7 +391,7 @@ def test_the_oldest_is_never_beyond_what_follows_the_newest(
             with connect(versions_url) as other:
                 for key in range(1, 6):
                     World(other).put(plans, key)
-                assert maintain(other, Policy(versions=1)).oldest == 6
+                assert maintain(other, VersionPolicy(versions=1)).oldest == 6
         return last
 
     monkeypatch.setattr(sys.modules[available.__module__], "newest", overtaken)

@@ -6,15 +6,14 @@ from datetime import timedelta
 
 import pytest
 
-from forge.errors import ConfigError
+from forge.errors import ConfigError, VersionsMissing, WindowExpired
 from forge.postgres import leases
 from forge.postgres.connection import Connection, connect
 from forge.versions import reading
 from forge.versions.available import available
-from forge.versions.errors import VersionsMissing, WindowExpired
 from forge.versions.nouns import Resource
 from forge.versions.reading import Standing, changes, deletes, key_changes, stream
-from forge.versions.retention import JOURNALS, Partition, Policy, maintain, partitions
+from forge.versions.retention import JOURNALS, Partition, VersionPolicy, maintain, partitions
 from tests.versions.world import World
 
 SIZE = 10
@@ -80,7 +79,7 @@ def test_the_last_versions_are_kept_and_the_oldest_follows(world: World) -> None
         world.put(plans, key)
         if key % SIZE == 0:
             maintain(world.connection)
-    report = maintain(world.connection, Policy(versions=12))
+    report = maintain(world.connection, VersionPolicy(versions=12))
     assert report.oldest == 44
     assert report.dropped == [f"{journal}_{first}" for journal in sorted(JOURNALS) for first in (0, 20, 30)]
     assert available(world.connection).oldest == 44
@@ -91,7 +90,7 @@ def test_the_last_versions_are_kept_and_the_oldest_follows(world: World) -> None
     assert raised.value.oldest == 44
     assert [item.version for item in changes(world.connection, plans, 44).items] == list(range(44, 56))
     assert len(changes(world.connection, plans).items) == 55
-    assert maintain(world.connection, Policy(versions=40)).oldest == 44
+    assert maintain(world.connection, VersionPolicy(versions=40)).oldest == 44
 
 
 def test_what_was_stamped_within_an_age_is_kept(world: World) -> None:
@@ -100,13 +99,13 @@ def test_what_was_stamped_within_an_age_is_kept(world: World) -> None:
         world.put(plans, key)
         if key % SIZE == 0:
             maintain(world.connection)
-    assert maintain(world.connection, Policy(age=timedelta(days=1))).oldest == 1
+    assert maintain(world.connection, VersionPolicy(age=timedelta(days=1))).oldest == 1
     world.connection.execute(
         "UPDATE forge_versions.document_change SET at = at - interval '2 days' WHERE version <= 27 AND version <> 5"
     )
-    assert maintain(world.connection, Policy(age=timedelta(days=3))).oldest == 1
-    assert maintain(world.connection, Policy(age=timedelta(days=1), versions=20)).oldest == 14
-    assert maintain(world.connection, Policy(age=timedelta(days=1), versions=2)).oldest == 28
+    assert maintain(world.connection, VersionPolicy(age=timedelta(days=3))).oldest == 1
+    assert maintain(world.connection, VersionPolicy(age=timedelta(days=1), versions=20)).oldest == 14
+    assert maintain(world.connection, VersionPolicy(age=timedelta(days=1), versions=2)).oldest == 28
     assert ranges(world.connection)[0] == (20, 30)
 
 
@@ -114,7 +113,7 @@ def test_everything_may_be_old_but_the_newest_stays_askable(world: World) -> Non
     plans = world.resource("plans")
     for key in range(33):
         world.put(plans, key)
-    assert maintain(world.connection, Policy(age=timedelta())).oldest == 33
+    assert maintain(world.connection, VersionPolicy(age=timedelta())).oldest == 33
     assert available(world.connection).oldest == available(world.connection).newest == 33
     assert len(changes(world.connection, plans, 33).items) == 1
 
@@ -129,7 +128,7 @@ def test_a_client_between_two_pages_is_told_and_never_given_a_part(world: World)
         world.delete(document)
     windows = {ask: ask(world.connection, plans, 5, limit=3) for ask in (changes, deletes, stream)}
     late = changes(world.connection, plans, 44, limit=1)
-    report = maintain(world.connection, Policy(versions=20))
+    report = maintain(world.connection, VersionPolicy(versions=20))
     assert report.dropped
     for ask, page in windows.items():
         with pytest.raises(WindowExpired) as raised:
@@ -174,14 +173,14 @@ def test_nothing_goes_while_a_snapshot_is_older_than_the_new_oldest(world: World
     with connect(versions_url) as reader:
         reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         assert reader.execute("SELECT 1 FROM pg_class LIMIT 1").fetchone() == (1,)
-        report = maintain(world.connection, Policy(versions=5))
+        report = maintain(world.connection, VersionPolicy(versions=5))
         assert (report.oldest, report.dropped) == (41, [])
         assert "document_change_0" in report.waiting
         assert len(changes(reader, plans, 1, 45).items) == 45
         reader.execute("COMMIT")
         with pytest.raises(WindowExpired):
             changes(reader, plans, 1, 45)
-    assert "document_change_0" in maintain(world.connection, Policy(versions=5)).dropped
+    assert "document_change_0" in maintain(world.connection, VersionPolicy(versions=5)).dropped
 
 
 def test_who_waits_for_a_lock_gives_way_and_goes_on_in_the_next_round(world: World, versions_url: str) -> None:
@@ -195,11 +194,11 @@ def test_who_waits_for_a_lock_gives_way_and_goes_on_in_the_next_round(world: Wor
     with connect(versions_url) as writer:
         writer.execute("BEGIN")
         writer.execute("INSERT INTO forge_versions.document_change (version, document, resource) VALUES (64, 0, 0)")
-        report = maintain(world.connection, Policy(versions=5))
+        report = maintain(world.connection, VersionPolicy(versions=5))
         assert "document_change_60" in report.waiting
         assert "deletion_80" in report.made
         writer.execute("ROLLBACK")
-    report = maintain(world.connection, Policy(versions=5))
+    report = maintain(world.connection, VersionPolicy(versions=5))
     assert "document_change_80" in report.made
     assert report.waiting == []
     assert ranges(world.connection) == [(60, 80), (80, None)]
@@ -256,7 +255,7 @@ def test_writers_and_readers_go_on_while_partitions_come_and_go(world: World, ve
         thread.start()
     made, dropped = 0, 0
     while made < 40 or dropped < 40:
-        report = maintain(world.connection, Policy(versions=15))
+        report = maintain(world.connection, VersionPolicy(versions=15))
         made, dropped = made + len(report.made), dropped + len(report.dropped)
         assert not failed
     stop.set()
@@ -277,7 +276,7 @@ class TestRefusals:
     def test_policies_that_keep_nothing_sensible(self) -> None:
         for wrong in ({"versions": 0}, {"versions": -1}, {"age": timedelta(seconds=-1)}):
             with pytest.raises(ConfigError):
-                Policy(**wrong)
+                VersionPolicy(**wrong)
 
     def test_inside_a_transaction(self, connection: Connection) -> None:
         with connection.transaction(), pytest.raises(ConfigError):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from forge.versions.errors import WindowExpired
+from forge.errors import WindowExpired
 from tests.versions.mssql import UNSET, URL, SqlServerStore, sqlserver_store
 from tests.versions.stores import derived, spelled, within
 

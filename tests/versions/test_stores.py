@@ -14,8 +14,8 @@ import sqlglot
 from sqlglot import ErrorLevel, exp
 
 from forge.cli.versions import sqlserver_script
+from forge.errors import WindowExpired
 from forge.postgres.connection import Connection
-from forge.versions.errors import WindowExpired
 from forge.versions.strategies import STRATEGIES, Strategy
 from tests.versions.mssql import STATEMENTS, TYPES, UNSET, URL, batches, declared, sqlserver_store
 from tests.versions.stores import Item, Kind, PostgresStore, Store, derived, within

@@ -10,11 +10,11 @@ from contextlib import ExitStack
 import psycopg
 import pytest
 
+from forge.errors import StrategyBusy, VersionsError
 from forge.postgres import leases
 from forge.postgres.connection import Connection, connect
 from forge.versions import strategies
 from forge.versions.documents import delete, put, set_references
-from forge.versions.errors import StrategyBusy, VersionsError
 from forge.versions.identity import change_identity
 from forge.versions.nouns import Document, Resource
 from forge.versions.reading import changes
@@ -68,6 +68,19 @@ def write(connection: Connection, chance: random.Random, times: int) -> None:
                     put(connection, chance.choice(RESOURCES), {"id": chance.randrange(40)}, body, references, inside)
         except VersionsError:
             continue
+
+
+def deadlocks(*sessions: Connection) -> int:
+    """How many deadlocks the database of these sessions, which are all that took part, has had."""
+    for session in sessions:
+        session.execute("SELECT pg_stat_force_next_flush()")
+    row = (
+        sessions[0]
+        .execute("SELECT pg_stat_clear_snapshot(), deadlocks FROM pg_stat_database WHERE datname = current_database()")
+        .fetchone()
+    )
+    assert row is not None
+    return int(row[1])
 
 
 @pytest.mark.parametrize("mode", ["application", "trigger"])
@@ -219,6 +232,7 @@ def test_it_goes_on_where_it_is_told_of_a_deadlock_of_writers(versions: Connecti
             assert ended is None or isinstance(ended, psycopg.errors.DeadlockDetected)
             writer.execute("ROLLBACK")
         changing.result(SOON)
+        assert deadlocks(versions, first, second) >= 1
     assert told(versions) == derived(versions)
 
 
@@ -246,6 +260,7 @@ def test_its_index_is_made_and_dropped_though_it_ends_a_deadlock(
         assert ended is None or isinstance(ended, psycopg.errors.DeadlockDetected)
         writer.execute("ROLLBACK")
         changing.result(SOON)
+        assert deadlocks(versions, writer) == 1
     change_identity(versions, school, {"id": 9})
     assert strategy(versions) == name
     assert told(versions) == derived(versions)

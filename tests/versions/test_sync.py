@@ -10,24 +10,23 @@ import msgspec
 import pytest
 
 from forge.embedded import PostgresServer
+from forge.errors import MirrorUnusable, UnknownResource, WindowExpired
 from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database
 from forge.versions.access import grant, revoke
 from forge.versions.documents import delete, find, put
-from forge.versions.errors import UnknownResource, WindowExpired
 from forge.versions.nouns import Event, Page, Resource
 from forge.versions.resources import declare
 from forge.versions.sync import (
     DatabaseSource,
     FilesMirror,
     Mirror,
-    MirrorUnusable,
-    Progress,
+    MirrorState,
     Reach,
-    Source,
     SqliteMirror,
-    State,
     Synced,
+    SyncProgress,
+    VersionsSource,
     sync,
 )
 from tests.versions.school import (
@@ -56,11 +55,13 @@ class Kept:
     def shown(self, resource: Resource = PLANS) -> Shown:
         return (copy_in_sqlite if self.kind == "sqlite" else copy_in_files)(self.path, resource)
 
-    def sync(self, source: Source, limit: int = 500, tell: Callable[[Progress], None] | None = None) -> Synced:
+    def sync(
+        self, source: VersionsSource, limit: int = 500, tell: Callable[[SyncProgress], None] | None = None
+    ) -> Synced:
         with closing(self.open(source.resource)) as mirror:
             return sync(source, mirror, limit=limit, tell=tell or (lambda progress: None))
 
-    def state(self) -> State:
+    def state(self) -> MirrorState:
         with closing(self.open()) as mirror:
             found = mirror.state()
         assert found is not None
@@ -103,7 +104,7 @@ class Cut(Exception):
 class Failing:
     """A source that ends after some pages."""
 
-    def __init__(self, source: Source, pages: int, error: Exception | None = None) -> None:
+    def __init__(self, source: VersionsSource, pages: int, error: Exception | None = None) -> None:
         self.resource = source.resource
         self._source = source
         self._left = pages
@@ -123,7 +124,7 @@ class Failing:
 
 
 def test_a_new_copy_equals_its_source(kept: Kept, source: Connection, plans: DatabaseSource) -> None:
-    told: list[Progress] = []
+    told: list[SyncProgress] = []
     done = kept.sync(plans, limit=2, tell=told.append)
     assert kept.shown() == source_of(source, PLANS) != {}
     assert (done.upserts, done.deletions, done.again) == (5, 0, None)
@@ -335,9 +336,9 @@ def test_a_resource_that_is_closed_while_it_is_copied_begins_it_anew(
         if not listing:
             in_file.sync(seen)
             changed(source)
-        pages: list[Progress] = []
+        pages: list[SyncProgress] = []
 
-        def close(progress: Progress) -> None:
+        def close(progress: SyncProgress) -> None:
             pages.append(progress)
             if len(pages) == 2:
                 declare(source, PLANS, by_access=True)
@@ -412,7 +413,7 @@ def test_a_page_and_its_state_are_kept_together(tmp_path: Path, plans: DatabaseS
         assert state is not None
         page = plans.page(None, state.upto, after=None, limit=2)
         with pytest.raises(MirrorUnusable, match="no"):
-            mirror.take(page.items, State(upto=0, generation=9))
+            mirror.take(page.items, MirrorState(upto=0, generation=9))
         assert mirror.state() == state
     assert kept.shown() == before
 

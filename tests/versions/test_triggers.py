@@ -5,10 +5,10 @@ from typing import Any
 import psycopg
 import pytest
 
+from forge.errors import IdentityTaken
 from forge.postgres.connection import Connection, connect
 from forge.versions.access import grant
 from forge.versions.documents import delete, find, get, put, set_references
-from forge.versions.errors import IdentityTaken
 from forge.versions.identity import change_identity
 from forge.versions.nouns import Document, Resource, encode
 from forge.versions.resources import resource_id

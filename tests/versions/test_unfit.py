@@ -7,9 +7,9 @@ import pytest
 
 from forge.app import Forge
 from forge.changelog.install import install as install_log
+from forge.errors import DocumentInvalid, DocumentUnreadable
 from forge.postgres.connection import Connection, connect
 from forge.versions.documents import get, put
-from forge.versions.errors import DocumentInvalid, DocumentUnreadable
 from forge.versions.identity import change_identity
 from forge.versions.install import install
 from forge.versions.nouns import decode, encode
@@ -17,7 +17,7 @@ from forge.versions.reading import changes
 from forge.versions.resources import resource_id
 from forge.versions.texts import DIGITS, LEVELS
 from forge.versions.triggers import write_by
-from tests.integration.serving import serving
+from tests.serve.serving import serving
 from tests.versions.aside import aside
 from tests.versions.journals import COURSES, SCHOOLS, STUDENTS, journals, last_stamp
 

@@ -1,7 +1,7 @@
 """The query cache: `Cache`, its stores (`memory`, `redis`), and the conditions for using an entry (`validity`)."""
 
 from forge.cache.cache import Cache
-from forge.cache.validity import Metrics
-from forge.cache.values import NotCachable
+from forge.cache.validity import CacheMetrics
+from forge.errors import NotCachable
 
-__all__ = ["Cache", "Metrics", "NotCachable"]
+__all__ = ["Cache", "CacheMetrics", "NotCachable"]

@@ -28,11 +28,11 @@ from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from forge.cache import values
-from forge.cache.entry import Entry, of_tables, qualified
+from forge.cache.entry import CacheEntry, of_tables, qualified
 from forge.cache.memory import Memory
 from forge.cache.store import Store
 from forge.cache.tables import TableMatcher, Tables
-from forge.cache.validity import Found, Keeper, Matcher, Metrics
+from forge.cache.validity import CacheMetrics, ComputedValue, Matcher, ValidCache
 from forge.change import Op
 from forge.changelog.follow import follow
 from forge.cursor import After, Cursor, Snapshot
@@ -90,19 +90,19 @@ class Cache:
         self._max_entry_bytes = min(max_entry_bytes, max_bytes)
         self._database = database
         self._pool: AsyncConnectionPool[AsyncConnection] | None = None
-        self._keepers: list[Keeper[Any]] = []
-        self._own: Keeper[Tables] | None = None
+        self._keepers: list[ValidCache[Any]] = []
+        self._own: ValidCache[Tables] | None = None
         self._users = 0
-        self._feeder: Keeper[Any] | None = None
+        self._feeder: ValidCache[Any] | None = None
         self._following: asyncio.Task[None] | None = None
         self._stop_listening: Callable[[], None] | None = None
         self._checked: set[str] = set()
 
     @property
-    def metrics(self) -> Metrics:
+    def metrics(self) -> CacheMetrics:
         """Counters of all uses of the cache."""
         counted = [keeper.metrics for keeper in self._keepers]
-        return Metrics(*(sum(getattr(one, name) for one in counted) for name in Metrics.__struct_fields__))
+        return CacheMetrics(*(sum(getattr(one, name) for one in counted) for name in CacheMetrics.__struct_fields__))
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -152,7 +152,7 @@ class Cache:
 
     # For applications
 
-    async def attach(self, matcher: Matcher[Any], database: str) -> Keeper[Any]:
+    async def attach(self, matcher: Matcher[Any], database: str) -> ValidCache[Any]:
         """Return a keeper for an application, which feeds it from its own log reader."""
         if self._database not in (None, database):
             raise ConfigError("the cache follows another database than the application", fix="leave out its database=")
@@ -163,7 +163,7 @@ class Cache:
             self._feeder = keeper
         return keeper
 
-    async def detach(self, keeper: Keeper[Any]) -> None:
+    async def detach(self, keeper: ValidCache[Any]) -> None:
         """Detach an application that ends."""
         await keeper.close()
         if keeper in self._keepers:
@@ -174,7 +174,7 @@ class Cache:
                 self._own.lose()
         await self.close()
 
-    def fed_by(self, keeper: Keeper[Any]) -> list[Keeper[Any]]:
+    def fed_by(self, keeper: ValidCache[Any]) -> list[ValidCache[Any]]:
         """Return the keepers that an application feeds; the cache's own keeper has one feeder, like every keeper."""
         return [keeper, self._own] if keeper is self._feeder and self._own is not None else [keeper]
 
@@ -216,7 +216,7 @@ class Cache:
         if not tables:
             raise ConfigError("a cached query must name the tables that it reads", fix='pass tables=["orders"]')
         read = tuple(qualified(table) for table in tables)
-        run: Callable[[After], Awaitable[Found[Tables]]]
+        run: Callable[[After], Awaitable[ComputedValue[Tables]]]
         if load is not None:
             run = partial(self._load, load, read, ttl)
         elif self._database is not None:
@@ -244,12 +244,12 @@ class Cache:
 
     # Internals
 
-    def _kept(self, matcher: Matcher[Any], *, logged: bool = True) -> Keeper[Any]:
-        keeper = Keeper(self.store, matcher, logged=logged, max_entry_bytes=self._max_entry_bytes)
+    def _kept(self, matcher: Matcher[Any], *, logged: bool = True) -> ValidCache[Any]:
+        keeper = ValidCache(self.store, matcher, logged=logged, max_entry_bytes=self._max_entry_bytes)
         self._keepers.append(keeper)
         return keeper
 
-    def _gone(self, key: str, entry: Entry) -> None:
+    def _gone(self, key: str, entry: CacheEntry) -> None:
         for keeper in self._keepers:
             keeper.gone(key, entry)
 
@@ -266,7 +266,7 @@ class Cache:
 
     async def _select(
         self, statement: str, parameters: Parameters | None, read: Tables, ttl: float | None, after: After
-    ) -> Found[Tables]:
+    ) -> ComputedValue[Tables]:
         async with self._connection() as connection:
             await self._check(connection, read)
             async with connection.transaction():
@@ -276,7 +276,7 @@ class Cache:
                 value = await rows.fetchall() if rows.description else []
         return self._found(value, snapshot, read, ttl)
 
-    async def _load(self, load: Load, read: Tables, ttl: float | None, after: After) -> Found[Tables]:
+    async def _load(self, load: Load, read: Tables, ttl: float | None, after: After) -> ComputedValue[Tables]:
         snapshot = None
         if self._database is not None:
             async with self._connection() as connection:
@@ -284,9 +284,9 @@ class Cache:
                 snapshot = await _snapshot(connection)  # the loaded data contains at least this snapshot
         return self._found(await load(), snapshot, read, ttl)
 
-    def _found(self, value: Any, snapshot: Snapshot | None, read: Tables, ttl: float | None) -> Found[Tables]:
+    def _found(self, value: Any, snapshot: Snapshot | None, read: Tables, ttl: float | None) -> ComputedValue[Tables]:
         raw = values.encode(value)
-        return Found(raw, hashlib.sha256(raw).hexdigest()[:32], snapshot, read, read, self.life(read, ttl))
+        return ComputedValue(raw, hashlib.sha256(raw).hexdigest()[:32], snapshot, read, read, self.life(read, ttl))
 
     async def _check(self, connection: AsyncConnection, read: Tables) -> None:
         """Refuse a table that is not tracked, because nothing would invalidate its entries."""

@@ -21,7 +21,7 @@ EPOCH: Final = ""
 Stamps = Mapping[str, str]
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class CacheEntry(msgspec.Struct, frozen=True, array_like=True):
     """An answer. `snapshot` is empty where no log reports writes; `tables` are `schema.table`."""
 
     version: str
@@ -48,7 +48,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     def concerned(self, stamp: str) -> bool:
         """Whether a stamp of this name applies to the entry.
 
-        >>> entry = Entry("", "", "", "top/7", ("public.orders",), {}, b"", "")
+        >>> entry = CacheEntry("", "", "", "top/7", ("public.orders",), {}, b"", "")
         >>> [entry.concerned(name) for name in ("t:public.orders", "t:x.orders", "b:Orders", "n:top/7", "n:t", "p:t")]
         [True, False, True, True, False, True]
         """

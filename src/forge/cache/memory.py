@@ -12,15 +12,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from forge.cache.entry import EPOCH, Entry, fresh
-from forge.cache.store import Lease
+from forge.cache.entry import EPOCH, CacheEntry, fresh
+from forge.cache.store import ComputeLease
 
 MOST_STAMPS: Final = 1000
 _HERE: Final = "here"
 
 
 class _Held(NamedTuple):
-    entry: Entry
+    entry: CacheEntry
     deadline: float
 
 
@@ -35,7 +35,7 @@ class Memory:
     ) -> None:
         self.bytes = 0
         self.stamped = 0
-        self.on_gone: Callable[[str, Entry], None] = lambda key, entry: None
+        self.on_gone: Callable[[str, CacheEntry], None] = lambda key, entry: None
         self._max_bytes = max_bytes
         self._max_entries = max_entries
         self._clock = clock
@@ -56,7 +56,7 @@ class Memory:
         self._deadlines.clear()
         self.bytes = 0
 
-    async def get(self, key: str) -> Entry | None:
+    async def get(self, key: str) -> CacheEntry | None:
         self._sweep()
         held = self._held.get(key)
         if held is None:
@@ -67,11 +67,11 @@ class Memory:
         self._held.move_to_end(key)
         return held.entry
 
-    async def lease(self, key: str) -> Lease:
+    async def lease(self, key: str) -> ComputeLease:
         with self._lock:
-            return Lease(_HERE, dict(self._stamps))
+            return ComputeLease(_HERE, dict(self._stamps))
 
-    async def put(self, key: str, entry: Entry, ttl: float, token: str) -> bool:
+    async def put(self, key: str, entry: CacheEntry, ttl: float, token: str) -> bool:
         self._sweep()
         if key in self._held:
             self._forget(key)

@@ -24,8 +24,8 @@ from typing import Any, Final
 import msgspec
 
 from forge.backoff import Backoff
-from forge.cache.entry import EPOCH, Entry, Stamps, fresh
-from forge.cache.store import Lease
+from forge.cache.entry import EPOCH, CacheEntry, Stamps, fresh
+from forge.cache.store import ComputeLease
 from forge.errors import ConfigError, one_line
 
 try:
@@ -66,7 +66,7 @@ _RENEW: Final = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('PEXPI
 
 _log = logging.getLogger(__name__)
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(Entry).decode
+_decode: Final = msgspec.msgpack.Decoder(CacheEntry).decode
 
 
 class Redis:
@@ -77,7 +77,7 @@ class Redis:
     def __init__(self, url: str, *, prefix: str = "forge", timeout: float = 0.2) -> None:
         if redis is None:
             raise ConfigError("the cache's Redis needs a library", fix='pip install "forge-changes[redis]"')
-        self.on_gone: Callable[[str, Entry], None] = lambda key, entry: None
+        self.on_gone: Callable[[str, CacheEntry], None] = lambda key, entry: None
         self.failures = 0
         self.stamped = 0
         self._url = url
@@ -134,26 +134,26 @@ class Redis:
             self._client = None
         self._sync.close()
 
-    async def get(self, key: str) -> Entry | None:
+    async def get(self, key: str) -> CacheEntry | None:
         found: list[Any] | None = await self._asked(lambda: self._read(key))
         return None if found is None else self._entry(found[0], _texts(found[1]))
 
-    async def lease(self, key: str) -> Lease:
+    async def lease(self, key: str) -> ComputeLease:
         token = fresh()
         found: list[Any] | None = await self._asked(lambda: self._claim(key, token))
         if found is None:
-            return Lease(None, None)
+            return ComputeLease(None, None)
         held, raw, stamps = bool(found[0]), found[1], _texts(found[2])
         if not self._current(stamps):
             begun: list[Any] | None = await self._asked(self._begun)
             if begun is None:
-                return Lease(None, None)
+                return ComputeLease(None, None)
             stamps = _texts(dict(zip(begun[::2], begun[1::2], strict=True)))
         if held:
             self._renewing[key] = asyncio.get_running_loop().create_task(self._renewed(key, token))
-        return Lease(token if held else None, stamps, self._entry(raw, stamps))
+        return ComputeLease(token if held else None, stamps, self._entry(raw, stamps))
 
-    async def put(self, key: str, entry: Entry, ttl: float, token: str) -> bool:
+    async def put(self, key: str, entry: CacheEntry, ttl: float, token: str) -> bool:
         self._unrenewed(key)
         names = [self._name("e", key), self._name("l", key), self._name("stamps")]
         life = [max(1, int(ttl * 1000)), max(STAMPS_LIVE, int(2 * ttl))]
@@ -223,7 +223,7 @@ class Redis:
     def _current(self, stamps: Stamps) -> bool:
         return stamps.get(EPOCH, "").partition(".")[0] == self._run and EPOCH in stamps
 
-    def _entry(self, raw: bytes | None, stamps: Stamps) -> Entry | None:
+    def _entry(self, raw: bytes | None, stamps: Stamps) -> CacheEntry | None:
         if raw is None or not self._current(stamps):
             return None
         try:

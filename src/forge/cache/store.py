@@ -5,10 +5,10 @@ from typing import Protocol
 
 import msgspec
 
-from forge.cache.entry import Entry, Stamps
+from forge.cache.entry import CacheEntry, Stamps
 
 
-class Lease(msgspec.Struct, frozen=True):
+class ComputeLease(msgspec.Struct, frozen=True):
     """The right to compute an entry, or the entry that another process computed in the meantime.
 
     The holder has a `token`; without one, another process computes the entry. `stamps` are those from before the
@@ -17,7 +17,7 @@ class Lease(msgspec.Struct, frozen=True):
 
     token: str | None
     stamps: Stamps | None
-    entry: Entry | None = None
+    entry: CacheEntry | None = None
 
 
 class Store(Protocol):
@@ -26,7 +26,7 @@ class Store(Protocol):
     shared: bool
     stamped: int
     """Number of calls of `stamp` in this process."""
-    on_gone: Callable[[str, Entry], None]
+    on_gone: Callable[[str, CacheEntry], None]
     """Called with each entry that the store removes on its own, if it can tell."""
 
     @property
@@ -36,15 +36,15 @@ class Store(Protocol):
 
     async def close(self) -> None: ...
 
-    async def get(self, key: str) -> Entry | None:
+    async def get(self, key: str) -> CacheEntry | None:
         """Return an entry whose stamps are unchanged."""
         ...
 
-    async def lease(self, key: str) -> Lease:
+    async def lease(self, key: str) -> ComputeLease:
         """Request the right to compute an entry."""
         ...
 
-    async def put(self, key: str, entry: Entry, ttl: float, token: str) -> bool:
+    async def put(self, key: str, entry: CacheEntry, ttl: float, token: str) -> bool:
         """Store an entry and release the lease; store nothing if the lease is lost."""
         ...
 

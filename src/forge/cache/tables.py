@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from forge.cache.entry import Entry
+from forge.cache.entry import CacheEntry
 from forge.cache.recent_changes import ANY_TABLE
 from forge.change import Change
 
@@ -38,5 +38,5 @@ class TableMatcher:
     def encode(self, reads: Tables) -> bytes:
         return b""
 
-    def decode(self, entry: Entry) -> Tables:
+    def decode(self, entry: CacheEntry) -> Tables:
         return entry.tables

@@ -47,10 +47,10 @@ from typing import Final, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
-from forge.cache.entry import EPOCH, Entry, fresh
+from forge.cache.entry import EPOCH, CacheEntry, fresh
 from forge.cache.flight import Flights
 from forge.cache.recent_changes import Ledger, transaction
-from forge.cache.store import Lease, Store
+from forge.cache.store import ComputeLease, Store
 from forge.change import Change
 from forge.cursor import NOW, After, Cursor, Snapshot
 from forge.errors import ForgeError
@@ -78,10 +78,10 @@ class Matcher(Protocol[Reads]):
 
     def encode(self, reads: Reads) -> bytes: ...
 
-    def decode(self, entry: Entry) -> Reads: ...
+    def decode(self, entry: CacheEntry) -> Reads: ...
 
 
-class Found(msgspec.Struct, Generic[Reads], frozen=True):
+class ComputedValue(msgspec.Struct, Generic[Reads], frozen=True):
     """The result of a computation. `ttl` of None: do not store it. `snapshot` is None where no log reports writes."""
 
     value: bytes
@@ -101,7 +101,7 @@ class Shown(msgspec.Struct, frozen=True):
     hit: bool | None
 
 
-class Metrics(msgspec.Struct):
+class CacheMetrics(msgspec.Struct):
     """Counters."""
 
     hits: int = 0
@@ -124,7 +124,7 @@ class _Known:
 
     __slots__ = ("deadline", "snapshot", "tables", "touched", "version")
 
-    def __init__(self, entry: Entry, snapshot: Snapshot, deadline: float) -> None:
+    def __init__(self, entry: CacheEntry, snapshot: Snapshot, deadline: float) -> None:
         self.version = entry.version
         self.snapshot = snapshot
         self.tables = entry.tables
@@ -135,7 +135,7 @@ class _Known:
 class _Landed(msgspec.Struct, frozen=True):
     """The result of a flight: an answer, and the data that decides which callers may get it."""
 
-    entry: Entry
+    entry: CacheEntry
     snapshot: Snapshot | None
     how: How
     kept: bool
@@ -152,10 +152,10 @@ class _Came(msgspec.Struct, frozen=True):
     pending: tuple[int, ...]
 
 
-Run = Callable[[After], Awaitable[Found[Reads]]]
+Run = Callable[[After], Awaitable[ComputedValue[Reads]]]
 
 
-class Keeper(Generic[Reads]):
+class ValidCache(Generic[Reads]):
     """Answers by key, kept in a store, invalidated by the log; without a log (`logged` is false), by stamps."""
 
     def __init__(
@@ -168,7 +168,7 @@ class Keeper(Generic[Reads]):
         max_known: int = 50_000,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.metrics = Metrics()
+        self.metrics = CacheMetrics()
         self.ledger = Ledger(clock)
         self._store = store
         self._matcher = matcher
@@ -211,7 +211,7 @@ class Keeper(Generic[Reads]):
         """Record a committed transaction of this node, before its writer gets the answer."""
         self.ledger.wrote(xid, tables)
 
-    def gone(self, key: str, entry: Entry) -> None:
+    def gone(self, key: str, entry: CacheEntry) -> None:
         """Forget an entry that the store has removed."""
         known = self._known.get(key)
         if known is not None and known.version == entry.version:
@@ -243,7 +243,7 @@ class Keeper(Generic[Reads]):
         found = await run(after.also(self.ledger.pending))
         return Shown(found.value, found.hash, str(found.snapshot or ""), False)
 
-    def fresh(self, key: str, entry: Entry, after: After) -> bool:
+    def fresh(self, key: str, entry: CacheEntry, after: After) -> bool:
         """Whether an entry from the store may be returned, by the conditions above."""
         if not self._logged:
             return True
@@ -277,7 +277,7 @@ class Keeper(Generic[Reads]):
             return False
         return all(map(snapshot.sees, came.pending)) and after.seen(snapshot)
 
-    def _adopted(self, key: str, entry: Entry) -> _Known | None:
+    def _adopted(self, key: str, entry: CacheEntry) -> _Known | None:
         """Match an entry of another node against all changes that it may lack."""
         try:
             snapshot = Snapshot.parse(entry.snapshot)
@@ -293,7 +293,7 @@ class Keeper(Generic[Reads]):
             self._touch(key, known)
         return known
 
-    async def _fetched(self, key: str, after: After) -> Entry | None:
+    async def _fetched(self, key: str, after: After) -> CacheEntry | None:
         entry = await self._store.get(key)
         return entry if entry is not None and self.fresh(key, entry, after) else None
 
@@ -307,7 +307,7 @@ class Keeper(Generic[Reads]):
             return _Landed(lease.entry, self._snapshot(lease.entry), "waited", True, stamped)
         return await self._compute(key, name, run, after, lease, stamped)
 
-    def _snapshot(self, entry: Entry) -> Snapshot | None:
+    def _snapshot(self, entry: CacheEntry) -> Snapshot | None:
         return Snapshot.parse(entry.snapshot) if self._logged else None
 
     def _count(self, how: How) -> None:
@@ -319,7 +319,9 @@ class Keeper(Generic[Reads]):
             case _:
                 self.metrics.joined += 1
 
-    async def _compute(self, key: str, name: str, run: Run[Reads], after: After, lease: Lease, stamped: int) -> _Landed:
+    async def _compute(
+        self, key: str, name: str, run: Run[Reads], after: After, lease: ComputeLease, stamped: int
+    ) -> _Landed:
         kept = False
         try:
             mark = self.ledger.mark()
@@ -327,7 +329,9 @@ class Keeper(Generic[Reads]):
             snapshot = str(found.snapshot) if found.snapshot is not None else ""
             stamps = _concerning(lease, name, found.tables)
             encoded = self._matcher.encode(found.reads) if self._store.shared else b""
-            entry = Entry(fresh(), mark.era, snapshot, name, found.tables, stamps, found.value, found.hash, encoded)
+            entry = CacheEntry(
+                fresh(), mark.era, snapshot, name, found.tables, stamps, found.value, found.hash, encoded
+            )
             if lease.token is None or lease.stamps is None or not found.ttl or entry.size > self._max_entry_bytes:
                 return _Landed(entry, found.snapshot, "computed", False, stamped)
             if found.snapshot is not None:
@@ -345,7 +349,7 @@ class Keeper(Generic[Reads]):
             if lease.token is not None and not kept:
                 await self._store.release(key, lease.token)
 
-    async def _leased(self, key: str, after: After) -> Lease:
+    async def _leased(self, key: str, after: After) -> ComputeLease:
         """Return the right to compute, or the entry that another process has computed; neither after a timeout."""
         deadline, pause = self._clock() + PATIENCE, 0.005
         while True:
@@ -363,7 +367,7 @@ class Keeper(Generic[Reads]):
 
     # Known entries
 
-    def _know(self, key: str, entry: Entry, snapshot: Snapshot, reads: Reads, ttl: float | None = None) -> _Known:
+    def _know(self, key: str, entry: CacheEntry, snapshot: Snapshot, reads: Reads, ttl: float | None = None) -> _Known:
         self._forget(key)
         known = self._known[key] = _Known(entry, snapshot, self._clock() + (ttl or 3600.0))
         self._matcher.put(key, reads)
@@ -390,9 +394,9 @@ class Keeper(Generic[Reads]):
             self._forget(key)
 
 
-def _concerning(lease: Lease, name: str, tables: tuple[str, ...]) -> dict[str, str]:
+def _concerning(lease: ComputeLease, name: str, tables: tuple[str, ...]) -> dict[str, str]:
     """Return the stamps to check an entry against later: its own stamps, and the epoch."""
-    probe = Entry("", "", "", name, tables, {}, b"", "")
+    probe = CacheEntry("", "", "", name, tables, {}, b"", "")
     return {stamp: value for stamp, value in (lease.stamps or {}).items() if stamp == EPOCH or probe.concerned(stamp)}
 
 
@@ -400,5 +404,5 @@ def _unseen(snapshot: Snapshot, changes: Iterable[Change]) -> list[Change]:
     return [change for change in changes if not snapshot.sees(transaction(change))]
 
 
-def _shown(entry: Entry, *, hit: bool) -> Shown:
+def _shown(entry: CacheEntry, *, hit: bool) -> Shown:
     return Shown(entry.value, entry.hash, entry.snapshot, hit)

@@ -16,7 +16,7 @@ from uuid import UUID
 
 import msgspec
 
-from forge.errors import ForgeError
+from forge.errors import NotCachable
 
 _PLAIN: Final = (type(None), bool, float, str, bytes)
 _LEAST, _MOST = -(2**63), 2**64 - 1
@@ -28,10 +28,6 @@ _TEXTS: Final[Mapping[str, tuple[type[Any], Callable[[Any], str], Callable[[str]
     "u": (UUID, str, UUID),
 }
 _TAGS: Final = {kind: (tag, write) for tag, (kind, write, _) in _TEXTS.items()}
-
-
-class NotCachable(ForgeError):
-    """A value cannot be cached."""
 
 
 def encode(value: Any) -> bytes:

@@ -8,7 +8,19 @@ async with open_source("sqlite:///shop.db") as source:
 
 from forge.capture.capabilities import Capabilities, need
 from forge.capture.filters import Filter
-from forge.capture.source import Batch, Source, Status, changes, until_now
+from forge.capture.source import Source, SourceBatch, Status, changes, until_now
+from forge.capture.source import SourceBatch as Batch
 from forge.capture.urls import open_source
 
-__all__ = ["Batch", "Capabilities", "Filter", "Source", "Status", "changes", "need", "open_source", "until_now"]
+__all__ = [
+    "Batch",
+    "Capabilities",
+    "Filter",
+    "Source",
+    "SourceBatch",
+    "Status",
+    "changes",
+    "need",
+    "open_source",
+    "until_now",
+]

@@ -16,13 +16,11 @@ import msgspec
 
 from forge.capture.capabilities import Part
 from forge.change import Change, Op, Row
-from forge.conditions.parse import parse, paths
-from forge.conditions.untyped import predicate
 from forge.config import nearest
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
-    from forge.capture.source import Batch
+    from forge.capture.source import SourceBatch
 
 MOST_NAMED = 30
 """Maximum number of columns listed in the error for a misspelt one."""
@@ -56,6 +54,8 @@ class Filter(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _may(self) -> Callable[[Row], bool | None]:
+        from forge.conditions.untyped import predicate  # imports sqlglot, which is slow
+
         assert self.where is not None
         return predicate(self.where)
 
@@ -94,6 +94,8 @@ class Filter(msgspec.Struct, frozen=True, dict=True):
         there = list(dict.fromkeys(column for _, names in wanted for column in names))
         asked: list[tuple[str, ...]] = [(column,) for column in self.columns]
         if self.where is not None:
+            from forge.conditions.parse import parse, paths  # imports sqlglot, which is slow
+
             asked += [path.names for path in paths(parse(self.where))]
         for path in asked:
             if wanted and not set(path) & set(there):
@@ -133,7 +135,7 @@ class Filter(msgspec.Struct, frozen=True, dict=True):
             None if "rows" in parts else self.where,
         )
 
-    def batch(self, batch: "Batch") -> "Batch":
+    def batch(self, batch: "SourceBatch") -> "SourceBatch":
         """Return the batch with only the wanted changes, perhaps none; its cursor stays."""
         if self._all or not batch.changes:
             return batch

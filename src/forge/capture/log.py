@@ -30,8 +30,8 @@ import psycopg
 
 from forge.capture.capabilities import Capabilities
 from forge.capture.filters import Filter
-from forge.capture.source import Batch, Status, in_snapshot
-from forge.change import Change, Op, Source
+from forge.capture.source import SourceBatch, Status, in_snapshot
+from forge.change import Change, ChangeSource, Op
 from forge.changelog import rewind
 from forge.changelog.decode import SOURCE_KIND
 from forge.changelog.follow import ALIVE, Ears, Wakeup, follow
@@ -102,16 +102,16 @@ class LogSource:
     async def __aexit__(self, *exception: object) -> None:
         return None
 
-    async def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
+    async def stream(self, after: str | None = None) -> AsyncGenerator[SourceBatch]:
         """Yield what is committed after the cursor, or from now on, without end."""
         cursor = None if after is None else _outside(after)
         await self._check()
         batches = follow(self._url, after=cursor, tables=self._tables, wakeup=self._wakeup)
         async with aclosing(batches) as following:
             async for batch in following:
-                yield self._left.batch(Batch(batch.changes, str(batch.cursor), batch.columns))
+                yield self._left.batch(SourceBatch(batch.changes, str(batch.cursor), batch.columns))
 
-    async def snapshot(self, after: str | None = None) -> AsyncGenerator[Batch]:
+    async def snapshot(self, after: str | None = None) -> AsyncGenerator[SourceBatch]:
         """Yield the rows of the tracked tables, then a batch that only moves the cursor out of the snapshot."""
         place = None if after is None else _Place.parse(after)
         await self._check()
@@ -127,7 +127,7 @@ class LogSource:
                                 yield self._left.batch(batch)
                             place = _Place.parse(batch.cursor)
                             reconnect.works()
-                yield Batch((), str(place.cursor))
+                yield SourceBatch((), str(place.cursor))
                 return
             except LOST as error:
                 if closing.ends(error):
@@ -153,7 +153,7 @@ class LogSource:
     async def ack(self, cursor: str) -> None:
         """Do nothing: the log is not trimmed by acknowledgement."""
 
-    async def until_now(self, after: str) -> AsyncGenerator[Batch]:
+    async def until_now(self, after: str) -> AsyncGenerator[SourceBatch]:
         """Yield what is committed after the cursor and before this call; first the batch that contains the cursor."""
         cursor, unfinished = _outside(after), True
         await self._check()
@@ -165,7 +165,7 @@ class LogSource:
                         if not batch.flushed:
                             await reader.flushed(batch.lsn)
                         cursor = batch.cursor
-                        yield self._left.batch(Batch(batch.changes, str(cursor), batch.columns))
+                        yield self._left.batch(SourceBatch(batch.changes, str(cursor), batch.columns))
 
     def behind(self, change: Change, after: str | None, cursor: str) -> str:
         """Return the cursor right behind a change of a batch, even for a row of a snapshot."""
@@ -350,7 +350,7 @@ class _Tables:
         await self._reader.flushed(row[1])
         return _Place(Cursor(self._reader.identity, self._own), row[2].astimezone(UTC))
 
-    async def batches(self, place: _Place) -> AsyncGenerator[Batch]:
+    async def batches(self, place: _Place) -> AsyncGenerator[SourceBatch]:
         """Yield every row behind the place, in batches."""
         if place.cursor.log != self._reader.identity:
             raise CursorForeign("the cursor belongs to another log, or to this one before a failover", fix=_AGAIN)
@@ -373,7 +373,7 @@ class _Tables:
             async for found in _pages(self._connection, text):
                 place = place._replace(table=table.number, last=found[-1][0])
                 changes = [_read(place, table, self._reader.identity.uuid, row_id, image) for row_id, image in found]
-                yield Batch(changes, str(place), [table.images.columns] * len(changes))
+                yield SourceBatch(changes, str(place), [table.images.columns] * len(changes))
 
     async def _check(self, place: _Place) -> None:
         since = {**place.cursor.snapshot.bounds, "first": self._first_id}
@@ -417,7 +417,7 @@ def _read(place: _Place, table: _Ordered, log: str, row_id: str, image: str) -> 
         op=Op.READ,
         schema=table.schema,
         table=table.table,
-        source=Source(SOURCE_KIND, log, "0.0"),
+        source=ChangeSource(SOURCE_KIND, log, "0.0"),
         at=place.at,
         key=table.images.key(row),
         after=row,

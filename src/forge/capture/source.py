@@ -19,7 +19,7 @@ from forge.change import Change
 from forge.values import Column
 
 
-class Batch(msgspec.Struct, frozen=True):
+class SourceBatch(msgspec.Struct, frozen=True):
     """Changes in order, and the cursor of a consumer that has handled them all.
 
     `columns` has for each change the columns that its table had at that time, if the source knows them. A batch without
@@ -65,10 +65,10 @@ class Source(Protocol):
     @property
     def capabilities(self) -> Capabilities: ...
 
-    def snapshot(self, after: str | None = None) -> AsyncGenerator[Batch]:
+    def snapshot(self, after: str | None = None) -> AsyncGenerator[SourceBatch]:
         """Yield the existing rows, as `read`; from the last batch's cursor the stream continues without a gap."""
 
-    def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
+    def stream(self, after: str | None = None) -> AsyncGenerator[SourceBatch]:
         """Yield what is committed after the cursor, or from now on, without end.
 
         It reconnects and resumes on its own; it raises only when it cannot continue correctly.
@@ -91,7 +91,7 @@ class Source(Protocol):
 class Bounded(Protocol):
     """A source that can read up to now, exactly, and end."""
 
-    def until_now(self, after: str) -> AsyncGenerator[Batch]:
+    def until_now(self, after: str) -> AsyncGenerator[SourceBatch]:
         """Yield what is committed after the cursor and before this call; the last cursor is behind all of it."""
 
 
@@ -124,7 +124,7 @@ def in_snapshot(cursor: str) -> bool:
     return "+" in cursor
 
 
-async def changes(source: Source, after: str | None = None, *, snapshot: bool = False) -> AsyncGenerator[Batch]:
+async def changes(source: Source, after: str | None = None, *, snapshot: bool = False) -> AsyncGenerator[SourceBatch]:
     """Yield everything after the cursor, without end; a snapshot first if the cursor is in one, or on request."""
     if in_snapshot(after) if after is not None else snapshot:
         async with aclosing(source.snapshot(after)) as batches:
@@ -136,7 +136,7 @@ async def changes(source: Source, after: str | None = None, *, snapshot: bool = 
             yield batch
 
 
-async def until_now(source: Source, after: str | None = None, *, snapshot: bool = False) -> AsyncGenerator[Batch]:
+async def until_now(source: Source, after: str | None = None, *, snapshot: bool = False) -> AsyncGenerator[SourceBatch]:
     """Do the same as `changes`, but end behind all that is committed by now.
 
     A source that is not `Bounded` ends at the cursor of now, or when nothing came for `QUIET` seconds.

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from forge.change import NO_CONTEXT, Change, Context, Op, Source
+from forge.change import NO_CONTEXT, Change, ChangeSource, Context, Op
 from forge.values import Column, Images, too_deep
 
 OPS: Final[dict[str, Op]] = {
@@ -28,7 +28,7 @@ class TableVersion(msgspec.Struct, frozen=True):
     images: Images
 
 
-class Decoder:
+class LogDecoder:
     """Decode log rows, as selected by the queries poll and rest, into Changes; it must know the versions they name."""
 
     def __init__(self, log: str) -> None:
@@ -82,7 +82,7 @@ class Decoder:
                     ops[op],
                     known.schema,
                     known.table,
-                    Source(SOURCE_KIND, log, f"{place}.{id}", transaction),
+                    ChangeSource(SOURCE_KIND, log, f"{place}.{id}", transaction),
                     at,
                     key,
                     old,

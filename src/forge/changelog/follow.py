@@ -19,7 +19,7 @@ import psycopg
 
 from forge.changelog.queries import query
 from forge.changelog.reader import Batch, Reader
-from forge.changelog.wakeup import CHANNEL, Load, Protocol, Step, listener, pacemaker
+from forge.changelog.wakeup import CHANNEL, Load, Protocol, WakeupStep, listener, pacemaker
 from forge.cursor import Cursor
 from forge.errors import ServerError, one_line
 from forge.generator_close import Closing
@@ -73,7 +73,7 @@ async def follow(
     while True:
         try:
             async with AsyncExitStack() as stack:
-                node = await Node.open(stack, url, wakeup)
+                node = await Follower.open(stack, url, wakeup)
                 restarted = started is not None and started != node.started
                 if restarted and not durable:
                     cursor = kept
@@ -121,7 +121,7 @@ def _text_of(started: object) -> str:
     return " ".join(map(str, started)) if isinstance(started, tuple) else str(started)
 
 
-class Node:
+class Follower:
     """The connections of one follower and its wake-up state."""
 
     def __init__(self, reader: Reader, ears: "Ears", pace: "Pace | None", wakeup: Wakeup, started: object) -> None:
@@ -136,7 +136,7 @@ class Node:
         self._silenced = False
 
     @classmethod
-    async def open(cls, stack: AsyncExitStack, url: str, wakeup: Wakeup) -> "Node":
+    async def open(cls, stack: AsyncExitStack, url: str, wakeup: Wakeup) -> "Follower":
         """Connect; listening starts before anything is read."""
 
         async def held(name: str, **more: Any) -> AsyncHeldSession:
@@ -179,7 +179,7 @@ class Node:
         candidate_at = 0.0
         while True:
             answer = None
-            if step is Step.READ:
+            if step is WakeupStep.READ:
                 found = 0
                 asked = self._pace is not None and self._pace.asked
                 # writers are silent while K is held or requested, and this read may be the first to find their changes
@@ -194,7 +194,7 @@ class Node:
                 answer = None if self._let_go else found
                 self._let_go = False
                 pause = POLL if found else min(pause * 1.1, 4 * POLL)
-            elif step is Step.SLEEP:
+            elif step is WakeupStep.SLEEP:
                 answer = await self._ears.heard(SLOW_POLL)
                 if self._leading or self._pace is None or time.monotonic() < candidate_at:
                     pass
@@ -205,13 +205,13 @@ class Node:
                     protocol = pacemaker(Load(time.monotonic), always=self._wakeup == "poll")
                     step = next(protocol)
                     continue
-            elif step is Step.PAUSE:
+            elif step is WakeupStep.PAUSE:
                 await asyncio.sleep(pause)
-            elif step is Step.WRITERS:
+            elif step is WakeupStep.WRITERS:
                 row = await (await self.reader.connection.execute(query("writers"))).fetchone()
                 answer = row == (True,)
             elif self._pace is not None:
-                await (self._pace.hold() if step is Step.HOLD else self._pace.release())
+                await (self._pace.hold() if step is WakeupStep.HOLD else self._pace.release())
             step = protocol.send(answer)
 
     async def _read(self, cursor: Cursor, tables: Collection[str] | None, durable: bool) -> AsyncGenerator[Batch]:

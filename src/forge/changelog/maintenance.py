@@ -32,7 +32,7 @@ from forge.changelog import partitions, unread
 from forge.changelog.install import require_installed
 from forge.changelog.instants import InstantRecorder
 from forge.changelog.queries import maintenance
-from forge.changelog.report import Report as Report
+from forge.changelog.report import MaintenanceReport as MaintenanceReport
 from forge.changelog.retention import Policy as Policy
 from forge.changelog.retention import first_kept, midnight
 from forge.changelog.trimming import BUDGET, Trimmer
@@ -54,13 +54,13 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def run_once(url: str, policy: Policy = Policy()) -> Report:  # noqa: B008
+def run_once(url: str, policy: Policy = Policy()) -> MaintenanceReport:  # noqa: B008
     """Run one round; if another node maintains the log, do nothing and report `busy`."""
-    with typed_errors(), Keeper.open(url, policy) as keeper:
+    with typed_errors(), Maintainer.open(url, policy) as keeper:
         if keeper.elected():
             return keeper.round(instant=True)
         holder = keeper.holder()
-        return Report(busy=True, holder=None if holder is None else str(holder))
+        return MaintenanceReport(busy=True, holder=None if holder is None else str(holder))
 
 
 async def maintain(url: str, policy: Policy = Policy()) -> None:  # noqa: B008
@@ -75,7 +75,7 @@ async def maintain(url: str, policy: Policy = Policy()) -> None:  # noqa: B008
         while True:
             pause = min(policy.interval, _STANDBY) * random.uniform(0.5, 1.5)
             try:
-                keeper = await _in(thread, lambda: Keeper.open(url, policy))
+                keeper = await _in(thread, lambda: Maintainer.open(url, policy))
                 reconnect.opened()
                 await _hold(url, keeper, policy, thread)
                 reconnect.works()
@@ -84,7 +84,7 @@ async def maintain(url: str, policy: Policy = Policy()) -> None:  # noqa: B008
             await asyncio.sleep(pause)
 
 
-async def _hold(url: str, keeper: "Keeper", policy: Policy, thread: ThreadPoolExecutor) -> None:
+async def _hold(url: str, keeper: "Maintainer", policy: Policy, thread: ThreadPoolExecutor) -> None:
     """Maintain until the session is lost; return at once when another node holds the lease. Then end the session."""
     try:
         if not await _in(thread, keeper.elected, keeper):
@@ -104,7 +104,7 @@ async def _hold(url: str, keeper: "Keeper", policy: Policy, thread: ThreadPoolEx
         keeper.close()
 
 
-async def _rounds(keeper: "Keeper", policy: Policy, thread: ThreadPoolExecutor) -> None:
+async def _rounds(keeper: "Maintainer", policy: Policy, thread: ThreadPoolExecutor) -> None:
     """Run a round every `interval`; in between, show the server that this holder is alive."""
     due = time.monotonic()
     while True:
@@ -121,14 +121,14 @@ async def _rounds(keeper: "Keeper", policy: Policy, thread: ThreadPoolExecutor) 
 async def _instants(url: str, policy: Policy) -> None:
     """Record instants in a dedicated thread until cancelled or until the session is lost."""
     with ThreadPoolExecutor(1, "forge-instants") as thread:
-        keeper = await _in(thread, lambda: Keeper.open(url, policy))
+        keeper = await _in(thread, lambda: Maintainer.open(url, policy))
         try:
             await _in(thread, keeper.record_instants, keeper)
         finally:
             keeper.close()
 
 
-async def _in(thread: ThreadPoolExecutor, work: Callable[[], T], keeper: "Keeper | None" = None) -> T:
+async def _in(thread: ThreadPoolExecutor, work: Callable[[], T], keeper: "Maintainer | None" = None) -> T:
     """Run the work in the thread; when cancelled, stop the work and return only after it has stopped."""
     future = asyncio.get_running_loop().run_in_executor(thread, work)
     try:
@@ -138,12 +138,12 @@ async def _in(thread: ThreadPoolExecutor, work: Callable[[], T], keeper: "Keeper
             keeper.stop()
         await asyncio.wait([future])
         failed = future.exception()
-        if keeper is None and failed is None and isinstance(opened := future.result(), Keeper):
+        if keeper is None and failed is None and isinstance(opened := future.result(), Maintainer):
             opened.close()
         raise
 
 
-class Keeper:
+class Maintainer:
     """A session that maintains the log once it holds the lease."""
 
     def __init__(self, session: HeldSession, policy: Policy) -> None:
@@ -189,13 +189,13 @@ class Keeper:
         """Tell whether this session is the one that maintains; if so, it stays the leader until it ends."""
         return self._session.take(leases.MAINTENANCE)
 
-    def holder(self) -> leases.Holder | None:
+    def holder(self) -> leases.LeaseHolder | None:
         """Return the session that maintains the log."""
         return self._session.holder(leases.MAINTENANCE)
 
-    def round(self, *, instant: bool = False) -> Report:
+    def round(self, *, instant: bool = False) -> MaintenanceReport:
         """Do all pending work, and record an instant if asked. The report lists the steps that failed."""
-        report = Report()
+        report = MaintenanceReport()
         trimmer = Trimmer(self._connection, self._policy, report)
         now: datetime = self._value("SELECT clock_timestamp()").astimezone(UTC)
         kept = first_kept(now, self._policy)
@@ -257,7 +257,7 @@ class Keeper:
             self._value("SELECT forge.forget_seals()")
         return total
 
-    def _refresh(self, report: Report) -> None:
+    def _refresh(self, report: MaintenanceReport) -> None:
         """Bring capture up to date with the tables' definitions, one table at a time."""
         tables = self._connection.execute(maintenance("tracked")).fetchall()
         for tracked, name in tables:
@@ -270,7 +270,7 @@ class Keeper:
         return row[0] if row else None
 
     @contextlib.contextmanager
-    def _step(self, report: Report, name: str) -> Iterator[None]:
+    def _step(self, report: MaintenanceReport, name: str) -> Iterator[None]:
         """Run a step of a round so that its failure stops no other step, unless the session is lost or stopped."""
         if self._stopped.is_set():
             raise psycopg.OperationalError("maintenance was stopped")

@@ -24,7 +24,7 @@ from psycopg.types.string import ByteaBinaryLoader
 
 from forge.change import Change
 from forge.changelog.days import ALL, Calendar, Days
-from forge.changelog.decode import Decoder
+from forge.changelog.decode import LogDecoder
 from forge.changelog.queries import query
 from forge.cursor import Cursor, LogIdentity, Position, Snapshot, wal_position
 from forge.errors import CursorExpired, CursorForeign, NotInstalled
@@ -58,7 +58,7 @@ class Reader:
         self.connection = connection
         self.identity = identity
         self._first_id = first_id
-        self._decoder = Decoder(identity.uuid)
+        self._decoder = LogDecoder(identity.uuid)
         self._calendar = Calendar()
         self._rows = connection.cursor(binary=True)
 

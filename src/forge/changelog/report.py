@@ -3,7 +3,7 @@
 import msgspec
 
 
-class Report(msgspec.Struct):
+class MaintenanceReport(msgspec.Struct):
     """Result of one round. `waiting` lists days to drop that are still in use; a later round drops them."""
 
     busy: bool = False

@@ -23,7 +23,7 @@ from psycopg import sql
 
 from forge.changelog import partitions, unread
 from forge.changelog.queries import maintenance
-from forge.changelog.report import Report
+from forge.changelog.report import MaintenanceReport
 from forge.changelog.retention import Policy, doomed, first_kept, midnight, rest_of, until_dropped
 from forge.postgres.connection import Connection
 
@@ -37,7 +37,7 @@ _COUNTED_PAGES: Final = 10_000
 class Trimmer:
     """Trims the log in one session, for one round."""
 
-    def __init__(self, connection: Connection, policy: Policy, report: Report) -> None:
+    def __init__(self, connection: Connection, policy: Policy, report: MaintenanceReport) -> None:
         self._connection = connection
         self._policy = policy
         self._report = report

@@ -15,7 +15,7 @@ from forge.cursor import Cursor
 from forge.postgres.connection import Connection
 
 
-class Held(msgspec.Struct, frozen=True):
+class HeldDays(msgspec.Struct, frozen=True):
     """Days past retention or over the size limit, in order, with the consumers that have not read them."""
 
     kept: dict[date, list[str]]
@@ -55,7 +55,7 @@ def overflow_unread(connection: Connection) -> list[str]:
     return sorted({name for name, at in cursors(connection) if _lacks(connection, partitions.OVERFLOW, at)})
 
 
-def hold(going: dict[date, str], waiting: dict[date, list[str]], first_kept: date, hold_days: int) -> Held:
+def hold(going: dict[date, str], waiting: dict[date, list[str]], first_kept: date, hold_days: int) -> HeldDays:
     """Decide on the days to drop: a day that a consumer has not read is held for `hold_days` past retention, and not at
     all where the log is over its size limit.
 
@@ -64,7 +64,7 @@ def hold(going: dict[date, str], waiting: dict[date, list[str]], first_kept: dat
     >>> held.kept, held.lost
     ({datetime.date(2026, 1, 3): ['a']}, {datetime.date(2026, 1, 1): ['a']})
     """
-    found = Held({}, {})
+    found = HeldDays({}, {})
     for day, who in waiting.items():
         if day not in going:
             continue

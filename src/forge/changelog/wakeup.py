@@ -27,7 +27,7 @@ from typing import Final
 CHANNEL: Final = "forge_changes"
 
 
-class Step(Enum):
+class WakeupStep(Enum):
     """A step for the driver, and the result it sends back."""
 
     HOLD = auto()
@@ -44,7 +44,7 @@ class Step(Enum):
     """Wait for a NOTIFY, or for the slow poll → whether it was a NOTIFY."""
 
 
-Protocol = Generator[Step, int | bool | None, None]
+Protocol = Generator[WakeupStep, int | bool | None, None]
 
 
 class Load:
@@ -69,18 +69,18 @@ class Load:
 def listener() -> Protocol:
     """Run a node that never touches K."""
     while True:
-        yield Step.READ
-        yield Step.SLEEP
+        yield WakeupStep.READ
+        yield WakeupStep.SLEEP
 
 
 def pacemaker(load: Load, *, patience: int = 6, always: bool = False) -> Protocol:
     """Run the one node that may hold K. It sleeps after `patience` empty reads; never if `always`."""
-    yield Step.READ
+    yield WakeupStep.READ
     while True:
         if not always:
             while True:
-                notified = yield Step.SLEEP
-                found = yield Step.READ
+                notified = yield WakeupStep.SLEEP
+                found = yield WakeupStep.READ
                 if notified and found and load.heavy(found):
                     break
         yield from _awake(patience, always)
@@ -88,19 +88,19 @@ def pacemaker(load: Load, *, patience: int = 6, always: bool = False) -> Protoco
 
 def _awake(patience: int, always: bool) -> Protocol:
     while True:
-        yield Step.HOLD
+        yield WakeupStep.HOLD
         quiet = 0
         while always or quiet < patience:
-            found = yield Step.READ
+            found = yield WakeupStep.READ
             if found is None:
                 break
             quiet = 0 if found else quiet + 1
-            yield Step.PAUSE
-        yield Step.RELEASE
-        busy = yield Step.WRITERS
+            yield WakeupStep.PAUSE
+        yield WakeupStep.RELEASE
+        busy = yield WakeupStep.WRITERS
         if busy:
-            yield Step.PAUSE
+            yield WakeupStep.PAUSE
             continue
-        found = yield Step.READ
+        found = yield WakeupStep.READ
         if not found:
             return

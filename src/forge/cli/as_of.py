@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from forge.change import UNAVAILABLE, text
-from forge.cli.session import Session, session
+from forge.cli.session import CommandSession, session
 from forge.cli.tables import known
 from forge.history.asof import at_instant
 from forge.history.instants import Gap, instant_or_now
@@ -79,7 +79,7 @@ def as_of(
                 show_gap(run, past.name, past.gap)
 
 
-def show_gap(run: Session, table: str, gap: Gap) -> None:
+def show_gap(run: CommandSession, table: str, gap: Gap) -> None:
     """The instant of an answer and how far it is from the one asked for: on standard error, or as a line of JSON."""
     if run.json:
         run.emit({"as_of": {"table": table, **gap.wire()}})
@@ -88,7 +88,7 @@ def show_gap(run: Session, table: str, gap: Gap) -> None:
 
 
 def show_rows(
-    run: Session, columns: Sequence[str], rows: Iterator[dict[str, Any]], *, limit: int, table: str | None = None
+    run: CommandSession, columns: Sequence[str], rows: Iterator[dict[str, Any]], *, limit: int, table: str | None = None
 ) -> None:
     """A table of at most `limit` rows for people; all of them, one JSON object a line, with --json."""
     if run.json:

@@ -7,9 +7,9 @@ import typer
 from rich.table import Table
 
 from forge.change import Op
-from forge.cli.session import Session, session
+from forge.cli.session import CommandSession, session
 from forge.cli.tables import known
-from forge.history.audit import BY, LIMIT, MOST, Audited, Choice, Count, audit, counts
+from forge.history.audit import BY, LIMIT, MOST, AuditCount, Audited, AuditFilter, audit, counts
 from forge.history.instants import instant, moment
 from forge.terminal import ABSENT, cut, short, shown
 
@@ -51,7 +51,7 @@ def list_changes(
     With --json, one object a line; of a list the last has `next`, which --before goes on from, or null.
     """
     run = session(context)
-    choice = Choice(user, table, tuple(ops or ()), trace, _time(since), _time(until))
+    choice = AuditFilter(user, table, tuple(ops or ()), trace, _time(since), _time(until))
     with run.connection() as connection:
         known(connection, [] if table is None else [table])
         if by is not None:
@@ -75,7 +75,7 @@ def _time(value: str | None) -> datetime | None:
     return None if value is None else instant(value)
 
 
-def _show(run: Session, entries: tuple[Audited, ...]) -> None:
+def _show(run: CommandSession, entries: tuple[Audited, ...]) -> None:
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("at", "table", "op", "key", "columns", "who", "why"):
         grid.add_column(name, overflow="fold")
@@ -94,7 +94,7 @@ def _show(run: Session, entries: tuple[Audited, ...]) -> None:
     run.show(grid)
 
 
-def _show_counts(run: Session, names: list[str], found: list[Count]) -> None:
+def _show_counts(run: CommandSession, names: list[str], found: list[AuditCount]) -> None:
     if run.json:
         for count in found:
             run.emit(count.wire())

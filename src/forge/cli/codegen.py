@@ -12,7 +12,7 @@ import typer
 
 from forge.cli.arguments import add_group
 from forge.cli.serve import check as application
-from forge.cli.session import Session, session
+from forge.cli.session import CommandSession, session
 from forge.errors import ConfigError
 
 _SECONDS: Final = 10.0
@@ -74,7 +74,7 @@ def typescript(
     run.done(f"{out} is up to date" if same else f"wrote {out}")
 
 
-def _of_module(target: str, run: Session) -> dict[str, Any]:
+def _of_module(target: str, run: CommandSession) -> dict[str, Any]:
     sys.path.insert(0, os.getcwd())
     registry = application(target, run).registry
     from forge.serve.openapi import document

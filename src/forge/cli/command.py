@@ -1,6 +1,6 @@
 """Command line: global flags, the commands, and error messages.
 
-Only the module of the called command is imported; for the help, all are.
+Only the module of the called command is imported; for the help, all are, for the version none.
 """
 
 import importlib
@@ -17,7 +17,7 @@ import psycopg
 import typer
 
 from forge.cli.arguments import Command, command_name, hoist
-from forge.cli.session import Session, forget_output
+from forge.cli.session import CommandSession, forget_output
 from forge.errors import ForgeError, one_line
 from forge.postgres.connection import translate
 from forge.terminal import shown
@@ -80,7 +80,7 @@ def everywhere(
     if context.invoked_subcommand is None:
         sys.stdout.write(context.get_help() + "\n")
         raise typer.Exit
-    context.obj = Session(
+    context.obj = CommandSession(
         flags={"database_url": database_url, "data": data},
         config_file=config_file,
         json=json,
@@ -97,7 +97,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     signal.signal(signal.SIGTERM, _terminated)
     try:
         name = command_name(words)
-        app = application([name] if name in COMMANDS else COMMANDS)
+        if name in COMMANDS:
+            app = application([name])
+        else:
+            app = application(COMMANDS if name or "--version" not in words else ())
         code = app(words, prog_name="forge", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:

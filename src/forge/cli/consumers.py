@@ -19,9 +19,9 @@ from rich.text import Text
 from forge.cli.arguments import add_group
 from forge.cli.deliveries import columns, duration, until_told
 from forge.cli.serve import check
-from forge.cli.session import Session, session
+from forge.cli.session import CommandSession, session
 from forge.config import shown_size
-from forge.deliver.consumers.control import Control, Status
+from forge.deliver.consumers.control import Control, ShardStatus
 from forge.deliver.consumers.lag import MOST
 from forge.errors import ConfigError
 from forge.terminal import ABSENT, shown
@@ -242,7 +242,7 @@ def forget(
             run.note(f"its slot keeps WAL until it is dropped, on that server: forge slot drop {source.split()[-1]}")
 
 
-def _ask(run: Session, what: Any) -> Any:
+def _ask(run: CommandSession, what: Any) -> Any:
     with run.database() as database:
         return asyncio.run(what(Control(database.url)))
 
@@ -262,8 +262,8 @@ def _place(to: str) -> datetime | str:
     return found.astimezone(UTC)
 
 
-def _listed(run: Session, name: str | None) -> None:
-    found: list[Status] = _ask(run, lambda control: control.statuses(name))
+def _listed(run: CommandSession, name: str | None) -> None:
+    found: list[ShardStatus] = _ask(run, lambda control: control.statuses(name))
     if run.json:
         run.emit([msgspec.to_builtins(each) for each in found])
     elif found:
@@ -276,7 +276,7 @@ def _listed(run: Session, name: str | None) -> None:
         run.hint("forge consumers run MODULE:APP")
 
 
-def _table(found: Sequence[Status], rates: dict[tuple[str, int], float]) -> Table:
+def _table(found: Sequence[ShardStatus], rates: dict[tuple[str, int], float]) -> Table:
     headings = ["consumer", "state", "worked on by", "behind", "since", "handled", "retried", "dead", "last error"]
     if rates:
         headings.insert(6, "a second")
@@ -302,7 +302,7 @@ def _table(found: Sequence[Status], rates: dict[tuple[str, int], float]) -> Tabl
 
 
 def _rates(
-    found: Sequence[Status], before: tuple[float, dict[tuple[str, int], int]], now: float
+    found: Sequence[ShardStatus], before: tuple[float, dict[tuple[str, int], int]], now: float
 ) -> dict[tuple[str, int], float]:
     then, counts = before
     return {
@@ -312,16 +312,16 @@ def _rates(
     }
 
 
-def _name(each: Status) -> str:
+def _name(each: ShardStatus) -> str:
     return shown(each.name) if each.shards == 1 else f"{shown(each.name)} {each.shard + 1}/{each.shards}"
 
 
-def _behind(each: Status) -> str:
+def _behind(each: ShardStatus) -> str:
     """Changes, or bytes, as far as its source can tell."""
     if each.lag_events is not None:
         return f"{each.lag_events:,}" + ("+" if each.source is None and each.lag_events >= MOST else "")
     return ABSENT if each.lag_bytes is None else shown_size(each.lag_bytes)
 
 
-def _since(each: Status) -> str:
+def _since(each: ShardStatus) -> str:
     return ABSENT if each.lag_seconds is None else duration(each.lag_seconds)

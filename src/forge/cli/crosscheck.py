@@ -12,10 +12,10 @@ import typer
 
 from forge import wire
 from forge.capture import Filter
-from forge.capture.crosscheck import Difference, Kind, Report, Window, open_window
+from forge.capture.crosscheck import CrosscheckReport, DifferenceKind, FeedDifference, Window, open_window
 from forge.capture.wal.position import lsn_text
 from forge.cli.feeds import Tables
-from forge.cli.session import Session, session
+from forge.cli.session import CommandSession, session
 from forge.config import seconds
 from forge.doctor.finding import Case, Finding, Level, count
 from forge.doctor.tracking import unlogged_writes
@@ -33,12 +33,12 @@ _UNSEEN: Final = (
     " for a while, entries removed from the log; to look further, see the transaction in the server's log, and keep the"
     " output of forge crosscheck --json and forge doctor --json for a report"
 )
-_HAS_IT: Final = {Kind.MISSING_IN_LOG: "the WAL", Kind.MISSING_IN_WAL: "the log"}
+_HAS_IT: Final = {DifferenceKind.MISSING_IN_LOG: "the WAL", DifferenceKind.MISSING_IN_WAL: "the log"}
 _WORDS: Final = {
-    Kind.MISSING_IN_LOG: "missing in the log",
-    Kind.MISSING_IN_WAL: "missing in the WAL",
-    Kind.DIFFERS: "differs",
-    Kind.ORDER: "in another order",
+    DifferenceKind.MISSING_IN_LOG: "missing in the log",
+    DifferenceKind.MISSING_IN_WAL: "missing in the WAL",
+    DifferenceKind.DIFFERS: "differs",
+    DifferenceKind.ORDER: "in another order",
 }
 
 
@@ -120,8 +120,8 @@ def crosscheck(
 
 
 async def _check(
-    run: Session, url: str, wanted: Filter, length: float | None, slot: str | None, publication: str | None
-) -> Report:
+    run: CommandSession, url: str, wanted: Filter, length: float | None, slot: str | None, publication: str | None
+) -> CrosscheckReport:
     with run.progress() as bar:
         bar.step("opening the window: the slot waits for the transactions that run", 0)
         async with open_window(url, wanted, slot=slot, publication=publication) as window:
@@ -141,7 +141,7 @@ def _over(window: Window, passed: float, length: float | None) -> bool:
     return asyncio.get_running_loop().time() - window.quiet_since >= QUIET
 
 
-def _print(run: Session, report: Report, causes: Causes) -> None:
+def _print(run: CommandSession, report: CrosscheckReport, causes: Causes) -> None:
     if run.json:
         found = msgspec.to_builtins(msgspec.structs.replace(report, differences=[]))
         run.emit(
@@ -174,9 +174,9 @@ def _print(run: Session, report: Report, causes: Causes) -> None:
         run.note(line)
 
 
-def _causes(url: str, report: Report) -> Causes:
+def _causes(url: str, report: CrosscheckReport) -> Causes:
     """Look for what may have kept changes out of the log; nothing is named that was not seen."""
-    tables = tuple(sorted({each.table for each in report.differences if each.kind is Kind.MISSING_IN_LOG}))
+    tables = tuple(sorted({each.table for each in report.differences if each.kind is DifferenceKind.MISSING_IN_LOG}))
     if not tables:
         return Causes()
     with connect(url) as connection:
@@ -188,7 +188,7 @@ def _causes(url: str, report: Report) -> Causes:
     )
 
 
-def _line(each: Difference) -> str:
+def _line(each: FeedDifference) -> str:
     found = f"{_WORDS[each.kind]}: {each.op.value} of {each.table} {each.key} in transaction {each.transaction}"
     if each.kind in _HAS_IT:
         found += f"; {_HAS_IT[each.kind]} has it at {_place(each.position)}"
@@ -216,7 +216,7 @@ def _short(value: object) -> str:
     return words if len(words) <= _LONGEST else words[: _LONGEST - 3] + "..."
 
 
-def _told(each: Difference) -> dict[str, object]:
+def _told(each: FeedDifference) -> dict[str, object]:
     found: dict[str, object] = msgspec.to_builtins(msgspec.structs.replace(each, values=()))
     values = [
         {**msgspec.structs.asdict(value), "log": wire.encode_value(value.log), "wal": wire.encode_value(value.wal)}

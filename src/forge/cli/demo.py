@@ -12,11 +12,11 @@ from rich.text import Text
 from forge.cli.session import session
 from forge.config import hide
 from forge.database import database
-from forge.demo import Demo, Options
+from forge.demo import Demo, DemoOptions
 from forge.demo import lake as lakes
 from forge.demo import page as pages
 from forge.demo.shop import SCHEMA, STEPS, TABLES
-from forge.terminal import Feed
+from forge.terminal import FeedPrinter
 
 KEY_WIDTH = 9
 """Wide enough to distinguish a payment's UUID from others, so that the columns after it do not move when the first
@@ -60,8 +60,8 @@ def demo(
         signal.signal(signal.SIGHUP, _hung_up)
     with database(config, create=True) as found:
         width = run.out.width if run.out.is_terminal else None
-        feed = Feed(colour=run.colour, width=width, schema=SCHEMA, key=KEY_WIDTH)
-        options = Options(seconds, rate, run.json, path, page and no_page is None, port)
+        feed = FeedPrinter(colour=run.colour, width=width, schema=SCHEMA, key=KEY_WIDTH)
+        options = DemoOptions(seconds, rate, run.json, path, page and no_page is None, port)
 
         def opened(url: str) -> None:
             if not run.json:

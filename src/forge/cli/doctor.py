@@ -8,7 +8,7 @@ from rich.text import Text
 
 from forge.capture.log import CAPABILITIES
 from forge.cli.feeds import Url, chosen
-from forge.cli.session import Session, session
+from forge.cli.session import CommandSession, session
 from forge.database import connection_fix
 from forge.doctor import Finding, Level, examine, healthy
 from forge.doctor.finding import count
@@ -48,7 +48,7 @@ def doctor(context: typer.Context, url: Url = None) -> None:
     raise typer.Exit(0 if healthy(findings) else 1)
 
 
-def _log_findings(run: Session, url: str | None) -> Iterator[Finding]:
+def _log_findings(run: CommandSession, url: str | None) -> Iterator[Finding]:
     run.use(url)
     with run.database() as database:
         installed = False
@@ -65,14 +65,14 @@ def _log_findings(run: Session, url: str | None) -> Iterator[Finding]:
             yield retention("log", CAPABILITIES)
 
 
-def _print(run: Session, finding: Finding) -> None:
+def _print(run: CommandSession, finding: Finding) -> None:
     sign, style = _SIGNS[finding.level]
     run.show(Text.assemble((f"{sign} ", style), shown(finding.what)))
     if finding.fix:
         run.show(Text.assemble("  ", ("fix: ", "bold"), shown(finding.fix)))
 
 
-def _summary(run: Session, findings: list[Finding]) -> None:
+def _summary(run: CommandSession, findings: list[Finding]) -> None:
     problems = sum(finding.level is Level.PROBLEM for finding in findings)
     warnings = sum(finding.level is Level.WARNING for finding in findings)
     if problems or warnings:

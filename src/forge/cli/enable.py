@@ -11,7 +11,7 @@ from typing import Annotated, Literal, NamedTuple
 import typer
 
 from forge.capture import sqlite
-from forge.cli.session import Session, session
+from forge.cli.session import CommandSession, session
 from forge.cli.tables import change, find
 from forge.config import database_kind, nearest
 from forge.doctor.finding import count
@@ -41,7 +41,7 @@ _CHECK = "SELECT forge.check_trackable(%s::regclass, %s, %s)"
 _ENABLE = "SELECT public.forge_enable_reactivity(%s, exclude => %s, mask => %s, replica => %s, on_failure => %s)"
 
 
-class Target(NamedTuple):
+class EnableTarget(NamedTuple):
     """A table to be tracked, as it was asked for, as it is, and how it is tracked so far, or was at last."""
 
     asked: str
@@ -53,7 +53,7 @@ class Target(NamedTuple):
     on_failure: str | None
 
 
-class Settings(NamedTuple):
+class TrackingSettings(NamedTuple):
     """How tables are to be tracked; what is None stays as it is."""
 
     exclude: list[str] | None
@@ -109,7 +109,7 @@ def enable(
     if every == bool(tables):
         raise typer.BadParameter("name the tables, or give --all (one of the two)")
     run = session(context)
-    settings = Settings(exclude, mask, replica, on_failure)
+    settings = TrackingSettings(exclude, mask, replica, on_failure)
     url = sqlite_file(run)
     if url is not None:
         enabled, skipped = _enable_in_file(url, tables, settings), dict[str, str]()
@@ -131,13 +131,13 @@ def enable(
         run.done("every table is tracked already")
 
 
-def sqlite_file(run: Session) -> str | None:
+def sqlite_file(run: CommandSession) -> str | None:
     """The URL of a SQLite file, if the database is one."""
     url = run.config.database_url
     return url if url is not None and database_kind(url) == "SQLite" else None
 
 
-def _enable_in_file(url: str, tables: Sequence[str] | None, settings: Settings) -> list[str]:
+def _enable_in_file(url: str, tables: Sequence[str] | None, settings: TrackingSettings) -> list[str]:
     """The tables of a SQLite file that are tracked now; those that were already are named too when they were asked."""
     if settings.replica is not None or settings.on_failure is not None:
         raise typer.BadParameter("--replica and --on-failure are for PostgreSQL")
@@ -145,7 +145,9 @@ def _enable_in_file(url: str, tables: Sequence[str] | None, settings: Settings) 
     return list(dict.fromkeys([*(tables or ()), *changed])) if tables else changed
 
 
-def _enable_named(run: Session, connection: Connection, tables: Sequence[str], settings: Settings) -> list[str]:
+def _enable_named(
+    run: CommandSession, connection: Connection, tables: Sequence[str], settings: TrackingSettings
+) -> list[str]:
     wanted = _wanted(connection, tables, settings)
     for tracking in wanted:
         with typed_errors():
@@ -159,7 +161,9 @@ def _enable_named(run: Session, connection: Connection, tables: Sequence[str], s
     return list(dict.fromkeys(enabled))
 
 
-def _enable_all(run: Session, connection: Connection, settings: Settings) -> tuple[list[str], dict[str, str]]:
+def _enable_all(
+    run: CommandSession, connection: Connection, settings: TrackingSettings
+) -> tuple[list[str], dict[str, str]]:
     enabled, skipped = [], {}
     wanted = _wanted(connection, [name for (name,) in connection.execute(_ALL).fetchall()], settings)
     with run.progress(len(wanted)) as bar:
@@ -173,9 +177,9 @@ def _enable_all(run: Session, connection: Connection, settings: Settings) -> tup
     return enabled, skipped
 
 
-def _wanted(connection: Connection, tables: Sequence[str], settings: Settings) -> list[Tracking]:
+def _wanted(connection: Connection, tables: Sequence[str], settings: TrackingSettings) -> list[Tracking]:
     """How each table is to be tracked, what was not said being as it is so far."""
-    targets = [Target(name, *row) for name, row in zip(tables, find(connection, tables, _SETUP), strict=True)]
+    targets = [EnableTarget(name, *row) for name, row in zip(tables, find(connection, tables, _SETUP), strict=True)]
     excluded = _columns("exclude", settings.exclude, targets)
     masked = _columns("mask", settings.mask, targets)
     return [
@@ -194,7 +198,7 @@ def _track(connection: Connection, tracking: Tracking, *, done: Sequence[str] = 
     change(connection, tracking.table, lambda: connection.execute(_ENABLE, tracking), done=done)
 
 
-def _columns(flag: str, asked: Sequence[str] | None, targets: Sequence[Target]) -> dict[str, list[str]]:
+def _columns(flag: str, asked: Sequence[str] | None, targets: Sequence[EnableTarget]) -> dict[str, list[str]]:
     """For each table the columns that are meant: TABLE.COLUMN is one table's, COLUMN that of each that has it."""
     found: dict[str, list[str]] = {target.name: [] for target in targets}
     for word in asked or ():

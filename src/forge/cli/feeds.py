@@ -13,7 +13,7 @@ import typer
 from forge.capture import Filter
 from forge.capture.urls import split_option
 from forge.change import Op
-from forge.cli.session import Session
+from forge.cli.session import CommandSession
 
 Url = Annotated[
     str | None, typer.Argument(metavar="[URL]", help="Another database than the configured; any source's URL.")
@@ -58,7 +58,7 @@ def own(url: str | None) -> tuple[str | None, bool]:
     return (plain, True) if feed in (None, "log") else (url, False)
 
 
-def chosen(run: Session, url: str | None) -> tuple[str | None, bool]:
+def chosen(run: CommandSession, url: str | None) -> tuple[str | None, bool]:
     """As `own`, of a command's argument; without one, of the configured database where that is not the log."""
     if url is not None:
         return own(url)

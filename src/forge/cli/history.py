@@ -8,12 +8,12 @@ from rich.text import Text
 
 from forge.change import Op, text
 from forge.cli.as_of import show_gap, show_rows
-from forge.cli.session import Session, session
+from forge.cli.session import CommandSession, session
 from forge.cli.tables import known
 from forge.history.asof import row_as_of
-from forge.history.diff import Difference
+from forge.history.diff import ColumnDifference
 from forge.history.instants import instant_or_now, moment
-from forge.history.timeline import LIMIT, MOST, Entry, timeline
+from forge.history.timeline import LIMIT, MOST, TimelineEntry, timeline
 from forge.history.tracked import key_of
 from forge.terminal import ABSENT, HIDDEN, details, shown, value_text, who
 
@@ -79,7 +79,7 @@ def history(
         run.note("the log has no change of such a row")
 
 
-def _show(run: Session, entry: Entry, *, diff: bool) -> None:
+def _show(run: CommandSession, entry: TimelineEntry, *, diff: bool) -> None:
     if run.json:
         run.emit(entry.wire())
         return
@@ -95,7 +95,7 @@ def _show(run: Session, entry: Entry, *, diff: bool) -> None:
             run.show(_difference(difference))
 
 
-def _key(entry: Entry) -> str:
+def _key(entry: TimelineEntry) -> str:
     key = entry.change.key
     if key is None:
         return "*"
@@ -105,7 +105,7 @@ def _key(entry: Entry) -> str:
     return now if entry.became is None else f"{now} → {','.join(map(text, entry.became.values()))}"
 
 
-def _told(entry: Entry) -> str:
+def _told(entry: TimelineEntry) -> str:
     if entry.redefined:
         return shown("; ".join(entry.redefined))
     if entry.was is not None:
@@ -118,7 +118,7 @@ def _told(entry: Entry) -> str:
     return details(entry.change)
 
 
-def _difference(difference: Difference) -> Text:
+def _difference(difference: ColumnDifference) -> Text:
     line = Text(f"    {shown(difference.column)}: ")
     if difference.hidden:
         return line.append(HIDDEN, "dim")

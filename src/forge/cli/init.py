@@ -4,7 +4,7 @@ import typer
 
 from forge.changelog import partitions
 from forge.changelog.install import install, installed_version
-from forge.cli.session import Session, session
+from forge.cli.session import CommandSession, session
 from forge.config import hide
 from forge.database import Database
 from forge.postgres.connection import connect
@@ -24,7 +24,7 @@ def init(context: typer.Context) -> None:
         _init(run, database)
 
 
-def _init(run: Session, database: Database) -> None:
+def _init(run: CommandSession, database: Database) -> None:
     with connect(database.url) as connection:
         before = installed_version(connection)
         applied = install(connection)

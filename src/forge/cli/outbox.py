@@ -13,8 +13,8 @@ from rich.table import Table
 from forge.cli.arguments import add_group
 from forge.cli.deliveries import duration, until_told
 from forge.cli.serve import check
-from forge.cli.session import Session, session
-from forge.deliver.outbox.control import Control, Entry
+from forge.cli.session import CommandSession, session
+from forge.deliver.outbox.control import OutboxControl, OutboxEntry
 from forge.errors import ConfigError
 from forge.terminal import ABSENT, shown
 
@@ -119,12 +119,12 @@ def drop_dead(
         run.done(f"{gone:,} forgotten", f"{released:,} go on")
 
 
-def _control(run: Session, ask: Callable[[Control], T]) -> T:
+def _control(run: CommandSession, ask: Callable[[OutboxControl], T]) -> T:
     with run.database() as database:
-        return ask(Control(database.url))
+        return ask(OutboxControl(database.url))
 
 
-def _show(run: Session, found: Sequence[Entry], none: str) -> None:
+def _show(run: CommandSession, found: Sequence[OutboxEntry], none: str) -> None:
     if run.json:
         run.emit([msgspec.to_builtins(each) for each in found])
         return

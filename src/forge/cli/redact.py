@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from forge.cli.session import Session, session
+from forge.cli.session import CommandSession, session
 from forge.doctor.finding import count
 from forge.history.redact import Redacted
 from forge.history.redact import redact as take_out
@@ -46,7 +46,7 @@ def redact(
     _tell(here, done)
 
 
-def _tell(here: Session, done: Redacted) -> None:
+def _tell(here: CommandSession, done: Redacted) -> None:
     row = f"{', '.join(done.columns)} of {done.table} {done.row_id}"
     where = count(done.changes, "change")
     if done.transaction is None:

@@ -9,11 +9,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from forge.cli.session import Session, session
+from forge.cli.session import CommandSession, session
 from forge.doctor.finding import count
 from forge.errors import RevertRefused
 from forge.history.instants import instant
-from forge.history.revert import Choice, Plan, Reverted, Step, plan_revert, revert
+from forge.history.revert import Choice, Reverted, RevertPlan, RevertStep, plan_revert, revert
 from forge.terminal import ABSENT, cut, shown, value_text
 
 SHOWN = 200
@@ -73,7 +73,7 @@ def run(
     _tell(here, done)
 
 
-def _show_plan(here: Session, plan: Plan) -> None:
+def _show_plan(here: CommandSession, plan: RevertPlan) -> None:
     if here.json:
         here.emit(
             {
@@ -95,12 +95,12 @@ def _show_plan(here: Session, plan: Plan) -> None:
         here.done(f"{rows} would be written, for {count(plan.changes, 'change')} of {plan.choice}")
 
 
-def _show_conflicts(here: Session, conflicts: Any) -> None:
+def _show_conflicts(here: CommandSession, conflicts: Any) -> None:
     for line in list(conflicts)[:SHOWN]:
         here.err.print(Text.assemble(("✗ ", "red"), shown(line)), soft_wrap=True)
 
 
-def _tell(here: Session, done: Reverted) -> None:
+def _tell(here: CommandSession, done: Reverted) -> None:
     if here.json:
         here.emit(
             {
@@ -138,7 +138,7 @@ def _table(steps: Any) -> Table:
     return table
 
 
-def _differences(step: Step) -> list[tuple[str, str, str]]:
+def _differences(step: RevertStep) -> list[tuple[str, str, str]]:
     names = [*step.then, *(name for name in step.now if name not in step.then)]
     return [(name, _value(step.now.get(name)), _value(step.then.get(name))) for name in names]
 

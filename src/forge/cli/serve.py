@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import typer
 
-from forge.cli.session import Session, session
+from forge.cli.session import CommandSession, session
 from forge.config import Config, in_force
 from forge.errors import ConfigError
 
@@ -58,7 +58,7 @@ def serve(
     opened = app.options.console is not None or app.options.auth is None
     console = [f"console {at}/console"] if opened else []
 
-    class Server(uvicorn.Server):
+    class AnnouncingServer(uvicorn.Server):
         """Says that it serves once it does."""
 
         async def startup(self, sockets: Any = None) -> None:
@@ -86,7 +86,7 @@ def serve(
         return
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # a closed terminal, unless started with nohup
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
-    server = Server(options)
+    server = AnnouncingServer(options)
     server.run([listening])
     if not server.started:
         raise typer.Exit(1)
@@ -105,14 +105,14 @@ def listen(host: str, port: int, target: str) -> socket.socket:
     return listening
 
 
-def pass_flags(run: Session, host: str | None = None) -> None:
+def pass_flags(run: CommandSession, host: str | None = None) -> None:
     """Let the applications of this process and of its children use the flags of this command."""
     from forge.app import SERVE_FLAGS
 
     os.environ[SERVE_FLAGS] = msgspec.json.encode({**run.given(), "host": host}).decode()
 
 
-def check(target: str, run: Session, host: str | None = None) -> "Forge":
+def check(target: str, run: CommandSession, host: str | None = None) -> "Forge":
     """The application that is named; raise ConfigError when there is none. Its processes get the flags of this one."""
     try:
         from forge.app import Forge

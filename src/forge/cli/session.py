@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import typer
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
 from forge import config as configuration
@@ -25,10 +24,13 @@ from forge.database import Database, database
 from forge.postgres.connection import Connection, await_server, connect
 from forge.terminal import shown
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
 PIPED_WIDTH = 250
 
 
-class Session:
+class CommandSession:
     """One run of the command."""
 
     def __init__(
@@ -132,15 +134,17 @@ class Session:
     @contextmanager
     def progress(self, total: int | None = None) -> Iterator["Bar"]:
         """A progress bar on standard error while something long runs; none where that is no terminal."""
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
         with Progress(*columns, console=self.err, transient=True, disable=not self.err.is_terminal) as bar:
             yield Bar(bar, total)
 
 
 class Bar:
-    """One bar of a `Session.progress`."""
+    """One bar of a `CommandSession.progress`."""
 
-    def __init__(self, progress: Progress, total: int | None) -> None:
+    def __init__(self, progress: "Progress", total: int | None) -> None:
         self._progress = progress
         self._task = progress.add_task("", total=total)
 
@@ -149,9 +153,9 @@ class Bar:
         self._progress.update(self._task, description=shown(text), advance=advance)
 
 
-def session(context: typer.Context) -> Session:
+def session(context: typer.Context) -> CommandSession:
     """The session of a running command."""
-    found = context.find_object(Session)
+    found = context.find_object(CommandSession)
     assert found is not None
     return found
 

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from forge.capture.filters import Filter
-from forge.capture.wal import Limits, publication
+from forge.capture.wal import SlotLimits, publication
 from forge.capture.wal import slot as slots
 from forge.capture.wal.position import lsn_text
 from forge.capture.wal.slot import Slot, open_control
@@ -77,7 +77,7 @@ def listed(context: typer.Context) -> None:
         )
     run.show(table)
     for slot in found:
-        for warning in slot.warnings(Limits()):
+        for warning in slot.warnings(SlotLimits()):
             run.note(warning)
 
 

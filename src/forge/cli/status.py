@@ -1,8 +1,8 @@
 """`forge status`: the tracked tables, the rate of changes, and the size of the log; or the status of another source.
 
 Rates are of the last minute, read from the newest rows by index, so that a log of any size answers quickly. Changes are
-counted exactly in a small log and otherwise not at all. `--json` prints a `Status` that needs no parsing: numbers, ISO
-8601 times in UTC, and words of the stated sets; sentences are only for people. For another source it prints its
+counted exactly in a small log and otherwise not at all. `--json` prints a `LogStatus` that needs no parsing: numbers,
+ISO 8601 times in UTC, and words of the stated sets; sentences are only for people. For another source it prints its
 `forge.capture.Status`. Both include the capabilities of the source, and the place where each part of a filter runs.
 """
 
@@ -22,13 +22,13 @@ from forge.capture.log import LogSource
 from forge.changelog.install import installed_version
 from forge.changelog.partitions import attached
 from forge.cli.feeds import Columns, Operations, Tables, Url, Where, chosen, filter_of
-from forge.cli.session import Session, session
+from forge.cli.session import CommandSession, session
 from forge.config import Config, Wakeup, hide, shown_size
 from forge.database import Database
 from forge.doctor.finding import count
 from forge.postgres import locks
 from forge.postgres.connection import Connection
-from forge.postgres.leases import MAINTENANCE, Holder, holders
+from forge.postgres.leases import MAINTENANCE, LeaseHolder, holders
 from forge.terminal import ABSENT, latency, shown
 
 WINDOW = 60
@@ -74,7 +74,7 @@ _LOCKS = f"""
 """
 
 
-class TableStatus(msgspec.Struct, frozen=True):
+class TrackedTableStatus(msgspec.Struct, frozen=True):
     """One tracked table; `changes` is None in a log too large to count."""
 
     table: str
@@ -86,7 +86,7 @@ class TableStatus(msgspec.Struct, frozen=True):
     replica: bool
 
 
-class Status(msgspec.Struct, frozen=True):
+class LogStatus(msgspec.Struct, frozen=True):
     """All of it, as of `at`. `lag_seconds` is the age of the oldest write that is not committed yet: no reader can be
     behind for longer than that by waiting."""
 
@@ -109,11 +109,11 @@ class Status(msgspec.Struct, frozen=True):
     readers: Literal["awake", "asleep", "none"]
     wakeup: Wakeup
     maintenance_running: bool
-    leases: list[Holder]
+    leases: list[LeaseHolder]
     """The holders of leases: maintenance, the shards of consumers, lakes."""
     maintenance_last_ran: datetime | None
     ddl: Literal["event_trigger", "polled"]
-    tables: list[TableStatus]
+    tables: list[TrackedTableStatus]
     capabilities: Capabilities
     in_feed: tuple[str, ...]
     """The parts of the filter that run in the feed."""
@@ -156,7 +156,7 @@ def status(
         _print(run, found)
 
 
-def _source_status(run: Session, url: str, filter: Filter) -> None:
+def _source_status(run: CommandSession, url: str, filter: Filter) -> None:
     async def asked() -> capture.Status:
         async with open_source(url, filter) as source:
             return await source.status()
@@ -210,7 +210,7 @@ def _capabilities(facts: Table, can: Capabilities, in_feed: Sequence[str], in_fo
         facts.add_row("filter", f"{', '.join(can.filters)} in the feed, anything else in Forge")
 
 
-def observe(connection: Connection, database: Database, config: Config, source: LogSource) -> Status:
+def observe(connection: Connection, database: Database, config: Config, source: LogSource) -> LogStatus:
     """The state of a log, as of now."""
     row = connection.execute(_LOG).fetchone()
     assert row is not None
@@ -222,7 +222,7 @@ def observe(connection: Connection, database: Database, config: Config, source: 
         counts = dict(connection.execute(_COUNTS).fetchall())
     days = attached(connection)
     tables = [
-        TableStatus(
+        TrackedTableStatus(
             f"{schema}.{table}",
             rate,
             None if counts is None else counts.get(number, 0),
@@ -235,7 +235,7 @@ def observe(connection: Connection, database: Database, config: Config, source: 
             _TABLES, {"newest": NEWEST, "window": WINDOW}
         ).fetchall()
     ]
-    return Status(
+    return LogStatus(
         at=now.astimezone(UTC),
         database=hide(database.url),
         embedded=database.embedded,
@@ -269,7 +269,7 @@ def _utc(at: datetime | None) -> datetime | None:
     return None if at is None else at.astimezone(UTC)
 
 
-def _print(run: Session, found: Status) -> None:
+def _print(run: CommandSession, found: LogStatus) -> None:
     facts = _facts()
     limit = found.log_size_limit
     where = "embedded" if found.embedded else found.database
@@ -305,7 +305,7 @@ def _print(run: Session, found: Status) -> None:
     run.show(table)
 
 
-def _maintenance(found: Status) -> str:
+def _maintenance(found: LogStatus) -> str:
     for holder in found.leases:
         if holder.name == MAINTENANCE:
             return f"running ({holder})"
@@ -313,7 +313,7 @@ def _maintenance(found: Status) -> str:
     return "never ran" if last is None else f"last ran {_ago(found, last)}"
 
 
-def _cells(found: Status, item: TableStatus) -> list[str]:
+def _cells(found: LogStatus, item: TrackedTableStatus) -> list[str]:
     settings: list[Any] = [f"exclude {name}" for name in item.excluded] + [f"mask {name}" for name in item.masked]
     return [
         shown(item.table.removeprefix("public.")),
@@ -324,5 +324,5 @@ def _cells(found: Status, item: TableStatus) -> list[str]:
     ]
 
 
-def _ago(found: Status, at: datetime | None) -> str:
+def _ago(found: LogStatus, at: datetime | None) -> str:
     return ABSENT if at is None else f"{latency(found.at - at)} ago"

@@ -25,12 +25,12 @@ from forge.changelog.follow import follow
 from forge.changelog.install import require_installed
 from forge.changelog.reader import Batch, Reader
 from forge.cli.feeds import Columns, Operations, Tables, Url, Where, chosen, filter_of, home_schema
-from forge.cli.session import Session, forget_output, session
+from forge.cli.session import CommandSession, forget_output, session
 from forge.config import nearest
 from forge.cursor import Cursor
 from forge.errors import ConfigError, TrackingError
 from forge.postgres.connection import connect
-from forge.terminal import Feed
+from forge.terminal import FeedPrinter
 from forge.values import Column
 
 Format = Literal["pretty", "json", "debezium"]
@@ -86,7 +86,7 @@ def tail(
 
 
 def _tail_log(
-    run: Session,
+    run: CommandSession,
     url: str | None,
     filter: Filter,
     start: str | None,
@@ -113,7 +113,7 @@ def _tail_log(
             source = LogSource(database.url, filter, wakeup=run.config.wakeup)
             _run(_print_source(source, printing, start if in_snapshot(start) else None, snapshot=True, once=once))
         else:
-            _run(Tail(database.url, filter, start, after, printing, run.config.wakeup).run(once=once))
+            _run(LogTail(database.url, filter, start, after, printing, run.config.wakeup).run(once=once))
 
 
 def _run(printing: Coroutine[None, None, None]) -> None:
@@ -180,7 +180,7 @@ class Printing:
 _TABLES = "SELECT DISTINCT schema_name, table_name FROM forge.table_version ORDER BY 1, 2"
 
 
-class Tail:
+class LogTail:
     """One tail of the log: where it reads from, and where it prints to."""
 
     def __init__(
@@ -249,12 +249,12 @@ def _check_tables(asked: Sequence[str], known: Sequence[str]) -> None:
             )
 
 
-def _printer(run: Session, form: Format, schema: str) -> Printer:
+def _printer(run: CommandSession, form: Format, schema: str) -> Printer:
     if form == "json":
         return as_json
     if form == "debezium":
         return as_debezium
-    feed = Feed(colour=run.colour, width=run.out.width if run.out.is_terminal else None, schema=schema)
+    feed = FeedPrinter(colour=run.colour, width=run.out.width if run.out.is_terminal else None, schema=schema)
     return lambda change, *_: feed.line(change, datetime.now(UTC))
 
 

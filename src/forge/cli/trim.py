@@ -7,9 +7,9 @@ import msgspec
 import typer
 
 from forge.changelog import partitions, unread
-from forge.changelog.maintenance import Policy, Report, run_once
+from forge.changelog.maintenance import MaintenanceReport, Policy, run_once
 from forge.changelog.retention import doomed
-from forge.cli.session import Session, session
+from forge.cli.session import CommandSession, session
 from forge.config import days as parse_days
 from forge.doctor.finding import count
 from forge.errors import ServerError
@@ -53,7 +53,7 @@ def trim(
     _tell(run, report)
 
 
-def _foretell(run: Session, policy: Policy) -> None:
+def _foretell(run: CommandSession, policy: Policy) -> None:
     with run.connection() as connection:
         row = connection.execute("SELECT clock_timestamp()").fetchone()
         assert row is not None
@@ -76,7 +76,7 @@ def _foretell(run: Session, policy: Policy) -> None:
         run.note(f"{name} is held: {', '.join(who)} has not read it")
 
 
-def _tell(run: Session, report: Report) -> None:
+def _tell(run: CommandSession, report: MaintenanceReport) -> None:
     if report.busy:
         run.note("another process maintains this log; nothing was done")
         return

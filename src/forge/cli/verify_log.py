@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from forge.cli.session import Session, session
+from forge.cli.session import CommandSession, session
 from forge.doctor.finding import count
 from forge.history import chain
 from forge.terminal import shown
@@ -68,7 +68,7 @@ def _day(text: str) -> date:
         raise typer.BadParameter(f"--day cannot be {text!r}: write it as 2026-11-10") from None
 
 
-def _show_heads(here: Session, heads: list[chain.Head]) -> None:
+def _show_heads(here: CommandSession, heads: list[chain.SealHead]) -> None:
     if here.json:
         here.emit(heads)
         return
@@ -82,7 +82,7 @@ def _show_heads(here: Session, heads: list[chain.Head]) -> None:
     here.show(table)
 
 
-def _tell(here: Session, found: chain.Verified) -> None:
+def _tell(here: CommandSession, found: chain.Verified) -> None:
     if here.json:
         here.emit(found)
         return

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from forge.backoff import Backoff
 from forge.cli.arguments import add_group
-from forge.cli.session import Session, session
+from forge.cli.session import CommandSession, session
 from forge.config import days, hide
 from forge.doctor.finding import count
 from forge.errors import ConfigError, ForgeError, ServerError
@@ -32,11 +32,20 @@ from forge.versions.reading import LIMIT, MOST, deletes, key_changes, stream
 from forge.versions.reading import changes as changed
 from forge.versions.resources import declare as declare_resource
 from forge.versions.resources import resources
-from forge.versions.retention import Policy
+from forge.versions.retention import VersionPolicy
 from forge.versions.retention import maintain as maintain_journals
 from forge.versions.strategies import Strategy, use_strategy
 from forge.versions.strategies import strategy as strategy_now
-from forge.versions.sync import DatabaseSource, FilesMirror, Mirror, Progress, Source, SqliteMirror, Synced, sync
+from forge.versions.sync import (
+    DatabaseSource,
+    FilesMirror,
+    Mirror,
+    SqliteMirror,
+    Synced,
+    SyncProgress,
+    VersionsSource,
+    sync,
+)
 from forge.versions.wire import told
 
 _WIDTH: Final = 100
@@ -51,7 +60,7 @@ class Dialect(StrEnum):
     sqlserver = "sqlserver"
 
 
-class Kind(StrEnum):
+class AnswerKind(StrEnum):
     """What is asked for."""
 
     changes = "changes"
@@ -60,18 +69,18 @@ class Kind(StrEnum):
     stream = "stream"
 
 
-class Form(StrEnum):
+class CopyForm(StrEnum):
     """What a copy is kept in."""
 
     sqlite = "sqlite"
     files = "files"
 
 
-_QUERIES: Final[dict[Kind, Callable[..., Page[Any]]]] = {
-    Kind.changes: changed,
-    Kind.deletes: deletes,
-    Kind.keys: key_changes,
-    Kind.stream: stream,
+_QUERIES: Final[dict[AnswerKind, Callable[..., Page[Any]]]] = {
+    AnswerKind.changes: changed,
+    AnswerKind.deletes: deletes,
+    AnswerKind.keys: key_changes,
+    AnswerKind.stream: stream,
 }
 
 Name = Annotated[
@@ -193,7 +202,9 @@ def changes(
         int | None, typer.Option("--min", min=0, help="The window's first version; all documents, without it.")
     ] = None,
     last: Annotated[int | None, typer.Option("--max", min=0, help="The window's last; the newest, without it.")] = None,
-    kind: Annotated[Kind, typer.Option(help="Changes, deletes, changes of keys, or all as one stream.")] = Kind.changes,
+    kind: Annotated[
+        AnswerKind, typer.Option(help="Changes, deletes, changes of keys, or all as one stream.")
+    ] = AnswerKind.changes,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=MOST, help="How many of them.")] = LIMIT,
     after: Annotated[
         str | None, typer.Option("--after", metavar="TOKEN", help="Go on from where an earlier page ended.")
@@ -232,7 +243,7 @@ def keep_copy(
         str | None, typer.Option(envvar="FORGE_TOKEN", show_envvar=True, help="For a server that asks for one.")
     ] = None,
     subject: Annotated[str | None, typer.Option(help="From a database: only what this subject has access to.")] = None,
-    form: Annotated[Form | None, typer.Option(help="What it is, where PATH does not tell.")] = None,
+    form: Annotated[CopyForm | None, typer.Option(help="What it is, where PATH does not tell.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Items of a page.")] = 500,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks, with --follow.")] = 2.0,
@@ -286,7 +297,7 @@ def maintain(
     age = None if keep_age is None else days(keep_age)
     if keep_age is not None and age is None:
         raise typer.BadParameter(f"--keep-age cannot be {keep_age!r}: give whole days, such as 30d or 2w")
-    policy = Policy(versions=keep_versions, age=None if age is None else timedelta(days=age))
+    policy = VersionPolicy(versions=keep_versions, age=None if age is None else timedelta(days=age))
     with _connection(run) as connection:
         while True:
             report = maintain_journals(connection, policy)
@@ -332,7 +343,7 @@ def revoke(context: typer.Context, document: Document, subject: Subject) -> None
 
 
 @contextmanager
-def _connection(run: Session) -> Iterator[Connection]:
+def _connection(run: CommandSession) -> Iterator[Connection]:
     with run.connection(installed=False) as connection:
         require_installed(connection)
         yield connection
@@ -340,9 +351,9 @@ def _connection(run: Session) -> Iterator[Connection]:
 
 @contextmanager
 def _source(
-    run: Session, url: str | None, resource: Resource, token: str | None, subject: str | None
-) -> Iterator[Source]:
-    source: Source
+    run: CommandSession, url: str | None, resource: Resource, token: str | None, subject: str | None
+) -> Iterator[VersionsSource]:
+    source: VersionsSource
     if url is not None and url.startswith(("http://", "https://")):
         if subject is not None:
             raise typer.BadParameter("--subject is for databases: a server knows it by the token")
@@ -367,17 +378,17 @@ def _source(
 
 
 @contextmanager
-def _mirror(to: Path, form: Form | None, resource: Resource) -> Iterator[Mirror]:
+def _mirror(to: Path, form: CopyForm | None, resource: Resource) -> Iterator[Mirror]:
     if form is None:
-        form = Form.sqlite if to.suffix in _SQLITE or to.is_file() else Form.files
-    mirror: Mirror = SqliteMirror(to, resource) if form == Form.sqlite else FilesMirror(to, resource)
+        form = CopyForm.sqlite if to.suffix in _SQLITE or to.is_file() else CopyForm.files
+    mirror: Mirror = SqliteMirror(to, resource) if form == CopyForm.sqlite else FilesMirror(to, resource)
     try:
         yield mirror
     finally:
         mirror.close()
 
 
-def _follow(run: Session, source: Source, mirror: Mirror, limit: int, interval: float) -> NoReturn:
+def _follow(run: CommandSession, source: VersionsSource, mirror: Mirror, limit: int, interval: float) -> NoReturn:
     """Again and again; what does not answer is asked again later."""
     backoff = Backoff(0.5, 30.0)
     while True:
@@ -392,10 +403,10 @@ def _follow(run: Session, source: Source, mirror: Mirror, limit: int, interval: 
             time.sleep(backoff.next(getattr(error, "retry_after_secs", 0.0)))
 
 
-def _once(run: Session, source: Source, mirror: Mirror, limit: int, *, follow: bool) -> None:
+def _once(run: CommandSession, source: VersionsSource, mirror: Mirror, limit: int, *, follow: bool) -> None:
     with run.progress() as bar:
 
-        def tell(progress: Progress) -> None:
+        def tell(progress: SyncProgress) -> None:
             at = "listing" if progress.listing else f"version {progress.version:,} of {progress.newest:,}"
             bar.step(f"{at}, {progress.items:,} items", advance=0)
 
@@ -421,10 +432,10 @@ def _passing(error: ForgeError) -> bool:
     if isinstance(error, ServerError):
         return True
     kind = type(error).__name__
-    return type(error).__module__ == "forge.client.errors" and kind in ("Unreachable", "Failed", "TooMany")
+    return type(error).__module__ == "forge.client.error_responses" and kind in ("Unreachable", "Failed", "TooMany")
 
 
-def _show(run: Session, items: list[Event]) -> None:
+def _show(run: CommandSession, items: list[Event]) -> None:
     grid = Table(box=None, pad_edge=False, header_style="bold")
     grid.add_column("version", justify="right")
     grid.add_column("id", justify="right")

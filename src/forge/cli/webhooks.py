@@ -11,9 +11,9 @@ import typer
 from forge.cli.arguments import add_group
 from forge.cli.deliveries import columns, until_told
 from forge.cli.serve import pass_flags
-from forge.cli.session import Session, session
+from forge.cli.session import CommandSession, session
 from forge.config import seconds
-from forge.deliver.consumers.control import Control, Status
+from forge.deliver.consumers.control import Control, ShardStatus
 from forge.deliver.consumers.definition import WEBHOOK
 from forge.deliver.webhooks.endpoints import Endpoint, Endpoints
 from forge.errors import ConfigError
@@ -193,7 +193,7 @@ def remove(
     _say(run, {"name": name, "removed": True}, f"{name} is removed")
 
 
-def _ask(run: Session, what: Callable[[Endpoints], Awaitable[T]]) -> T:
+def _ask(run: CommandSession, what: Callable[[Endpoints], Awaitable[T]]) -> T:
     async def asked(url: str) -> T:
         return await what(Endpoints(url))
 
@@ -201,7 +201,7 @@ def _ask(run: Session, what: Callable[[Endpoints], Awaitable[T]]) -> T:
         return asyncio.run(asked(database.url))
 
 
-def _say(run: Session, value: dict[str, Any], text: str) -> None:
+def _say(run: CommandSession, value: dict[str, Any], text: str) -> None:
     if run.json:
         run.emit(value)
     else:
@@ -235,7 +235,7 @@ def _headers(given: list[str]) -> dict[str, str]:
     return found
 
 
-def _told(each: Endpoint, status: Status | None) -> dict[str, Any]:
+def _told(each: Endpoint, status: ShardStatus | None) -> dict[str, Any]:
     """All of it but the secrets, and what may be as secret: headers, and the URL beyond its host."""
     found = {**msgspec.to_builtins(each), "url": each.where_to}
     del found["secrets"]
@@ -243,7 +243,7 @@ def _told(each: Endpoint, status: Status | None) -> dict[str, Any]:
     return {**found, "consumer": None if status is None else msgspec.to_builtins(status)}
 
 
-def _cells(status: Status) -> list[str]:
+def _cells(status: ShardStatus) -> list[str]:
     state = {"paused": "disabled"}.get(status.state, status.state)
     if status.state == "running" and not status.working:
         state = "waiting"

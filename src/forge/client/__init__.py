@@ -7,7 +7,9 @@ async with forge.connect("http://127.0.0.1:8710", token=token) as client:
 
 from forge.client.changes import Changes
 from forge.client.client import Client, Mutated, Subscription, connect
-from forge.client.errors import (
+from forge.client.live import ClientMetrics
+from forge.client.messages import Cause
+from forge.errors import (
     ClientError,
     Closed,
     Failed,
@@ -19,17 +21,15 @@ from forge.client.errors import (
     Unauthorized,
     Unreachable,
 )
-from forge.client.live import Metrics
-from forge.client.messages import Cause
 
 __all__ = [
     "Cause",
     "Changes",
     "Client",
     "ClientError",
+    "ClientMetrics",
     "Closed",
     "Failed",
-    "Metrics",
     "Mutated",
     "NotForge",
     "ProtocolError",

@@ -12,12 +12,12 @@ from typing import Final, Self
 
 from forge.backoff import Backoff
 from forge.change import Change
-from forge.client.errors import Unreachable, passing, told
-from forge.client.http import PATIENT, Events, Http
-from forge.client.messages import About, AuthTold, Bye, read
-from forge.client.sse import Event
+from forge.client.error_responses import passing, told
+from forge.client.http import PATIENT, EventStream, Http
+from forge.client.messages import AuthTold, Bye, NoticeMessage, read
+from forge.client.sse import ServerSentEvent
 from forge.cursor import Cursor
-from forge.errors import DecodeError, ForgeError
+from forge.errors import DecodeError, ForgeError, Unreachable
 from forge.wire import decode
 
 _SETTLED: Final = 5.0
@@ -39,7 +39,7 @@ class Changes:
         self._where = where
         self._new_backoff = backoff
         self._cursor = None if after is None else str(after)
-        self._events: Events | None = None
+        self._events: EventStream | None = None
         self._reading: AsyncGenerator[Change, None] | None = None
         self._closed = False
         self._wait = 0.0
@@ -115,16 +115,16 @@ class Changes:
                 backoff.reset()
             await asyncio.sleep(backoff.next(self._wait))
 
-    def _decoded(self, event: Event) -> Change:
+    def _decoded(self, event: ServerSentEvent) -> Change:
         try:
             return decode(event.data)
         except DecodeError:
             self._events = None  # the cursor stays before the unreadable change
             raise
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: ServerSentEvent) -> None:
         if event.name == "error":
-            message = read(About, event.data)
+            message = read(NoticeMessage, event.data)
             raise told(message.code, message.message, message.fix, retry_after_secs=message.retry_after_secs)
         if event.name == "auth":
             self._expelled = read(AuthTold, event.data).reason

@@ -20,14 +20,13 @@ import msgspec
 
 from forge.change import Change
 from forge.client.changes import Changes
-from forge.client.errors import Closed
 from forge.client.http import Http
-from forge.client.live import Live, Metrics, Mode
-from forge.client.messages import Answer, Cause, decode_result, read
-from forge.client.session import Session
+from forge.client.live import ClientMetrics, Live, Mode
+from forge.client.messages import CallResponse, Cause, decode_result, read
+from forge.client.session import ClientSession
 from forge.client.tokens import Token, Tokens
 from forge.cursor import NOW, Cursor, Snapshot
-from forge.errors import ConfigError
+from forge.errors import Closed, ConfigError
 
 
 class Mutated(msgspec.Struct, frozen=True):
@@ -66,12 +65,12 @@ class Client:
     """A client of one server; create it with `connect`."""
 
     def __init__(self, http: Http, mode: Mode) -> None:
-        self.metrics = Metrics()
+        self.metrics = ClientMetrics()
         self._http = http
         self._mode: Mode = mode
         self.after = NOW
         """The acknowledged mutations of this client: its queries contain them, on any node."""
-        self._session = Session(http, self.metrics)
+        self._session = ClientSession(http, self.metrics)
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -120,11 +119,11 @@ class Client:
         self._open()
         return Changes(self._http, tables, after, where)
 
-    async def _call(self, kind: str, name: str, args: Mapping[str, Any]) -> Answer:
+    async def _call(self, kind: str, name: str, args: Mapping[str, Any]) -> CallResponse:
         self._open()
         headers = {"forge-after": str(self.after)} if kind == "query" and self.after else {}
         path = f"/forge/{kind}/{quote(name, safe='')}"
-        return read(Answer, await self._http.post(path, msgspec.json.encode(args), headers))
+        return read(CallResponse, await self._http.post(path, msgspec.json.encode(args), headers))
 
     def _open(self) -> None:
         if self._closed:
@@ -138,7 +137,7 @@ class Subscription:
     of the iteration or with `async with`, and ends with `aclose`, with its client, or when nothing refers to it.
     """
 
-    def __init__(self, session: Session, live: Live) -> None:
+    def __init__(self, session: ClientSession, live: Live) -> None:
         self._session = session
         self._live = live
         self._loop: asyncio.AbstractEventLoop | None = None

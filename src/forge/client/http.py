@@ -13,11 +13,11 @@ from typing import Final, Self
 import httpx
 
 from forge.backoff import Backoff
-from forge.client.errors import NOT_FORGE, Closed, ProtocolError, Unauthorized, Unreachable, told
-from forge.client.messages import ErrorBody, read
-from forge.client.sse import Event, Parser
+from forge.client.error_responses import NOT_FORGE, told
+from forge.client.messages import ErrorResponse, read
+from forge.client.sse import Parser, ServerSentEvent
 from forge.client.tokens import Tokens
-from forge.errors import ForgeError
+from forge.errors import Closed, ForgeError, ProtocolError, Unauthorized, Unreachable
 
 PATIENT: Final = partial(Backoff, 0.25, 30.0)
 """Backoff between reconnects."""
@@ -27,7 +27,7 @@ _NONE: Final[Mapping[str, str]] = {}
 _STREAM = {"accept": "text/event-stream", "accept-encoding": "identity", "cache-control": "no-store"}
 
 
-class Events:
+class EventStream:
     """The events of an open stream, in order."""
 
     def __init__(self, response: httpx.Response) -> None:
@@ -35,12 +35,12 @@ class Events:
         """The id to resume after the last event returned."""
         self._pieces = response.aiter_bytes()
         self._parser = Parser()
-        self._found: deque[Event] = deque()
+        self._found: deque[ServerSentEvent] = deque()
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Event:
+    async def __anext__(self) -> ServerSentEvent:
         while not self._found:
             self.last_id = self._parser.last_id
             self._found.extend(self._parser.feed(await anext(self._pieces)))
@@ -92,7 +92,9 @@ class Http:
         return response.content
 
     @asynccontextmanager
-    async def stream(self, path: str, params: Parameters = (), last_id: str | None = None) -> AsyncIterator[Events]:
+    async def stream(
+        self, path: str, params: Parameters = (), last_id: str | None = None
+    ) -> AsyncIterator[EventStream]:
         """Open a GET stream and yield its events inside this block."""
         token = await self.tokens.current()
         try:
@@ -111,7 +113,7 @@ class Http:
     @asynccontextmanager
     async def _stream(
         self, path: str, params: Parameters, last_id: str | None, token: str | None
-    ) -> AsyncIterator[Events]:
+    ) -> AsyncIterator[EventStream]:
         headers = {**_STREAM, **_bearer(token), **({"last-event-id": last_id} if last_id else {})}
         asked = self._http.stream(
             "GET", self._base + path, params=list(params), headers=headers, timeout=self._stream_timeout
@@ -124,7 +126,7 @@ class Http:
                     raise _Rejected(error) if isinstance(error, Unauthorized) else error
                 if not response.headers.get("content-type", "").startswith("text/event-stream"):
                     raise told(NOT_FORGE, f"{path} is no stream of events", "use the URL of a Forge server", status=200)
-                yield Events(response)
+                yield EventStream(response)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
         except RuntimeError as error:
@@ -157,7 +159,7 @@ def failure(response: httpx.Response) -> ForgeError:
     after = response.headers.get("retry-after", "")
     header = float(after) if after.isdecimal() else None
     try:
-        error = read(ErrorBody, response.content).error
+        error = read(ErrorResponse, response.content).error
     except ProtocolError:
         message = f"{response.request.url.path} was answered with {status} {response.reason_phrase}".rstrip()
         return told(NOT_FORGE, message, "use the URL of a Forge server", status=status, retry_after_secs=header)

@@ -14,16 +14,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from forge.client.errors import ResultMismatch
-from forge.client.messages import Cause, Delta, Whole
-from forge.client.result_state import Held
+from forge.client.messages import Cause, DeltaMessage, Whole
+from forge.client.result_state import HeldResult
 from forge.cursor import Snapshot
+from forge.errors import ResultMismatch
 
 Mode = Literal["full", "delta"]
 
 
 @dataclass
-class Metrics:
+class ClientMetrics:
     """Counters of a client."""
 
     connects: int = 0
@@ -45,10 +45,10 @@ class Metrics:
     """Errors that the server sent for a subscription."""
 
 
-class View(msgspec.Struct, frozen=True):
+class LiveResult(msgspec.Struct, frozen=True):
     """A result with its causes and the transactions it contains."""
 
-    held: Held
+    held: HeldResult
     cause: tuple[Cause, ...] = ()
     more_causes: int = 0
     snapshot: Snapshot | None = None
@@ -57,7 +57,7 @@ class View(msgspec.Struct, frozen=True):
 class Live:
     """The state of one subscription."""
 
-    def __init__(self, query: str, args: bytes, mode: Mode, metrics: Metrics) -> None:
+    def __init__(self, query: str, args: bytes, mode: Mode, metrics: ClientMetrics) -> None:
         self.query = query
         self.args = msgspec.Raw(args)
         self.mode: Mode = mode
@@ -66,13 +66,13 @@ class Live:
         self.failure: Exception | None = None
         """The error that ended the subscription."""
         self.closed = False
-        self.shown: View | None = None
+        self.shown: LiveResult | None = None
         """The last result returned to the consumer."""
         self.answered = False
         """Whether the server has sent a result since the last request."""
         self.mismatches = 0
         """Number of successive mismatches."""
-        self._latest: View | None = None
+        self._latest: LiveResult | None = None
         self._metrics = metrics
         self._news = asyncio.Event()
 
@@ -89,17 +89,17 @@ class Live:
             self._metrics.unchanged += 1
             self._well()
             return
-        held = Held.of(message)
+        held = HeldResult.of(message)
         self._metrics.results += 1
-        self._hold(View(held, message.cause, message.more_causes, _snapshot(message.snapshot)))
+        self._hold(LiveResult(held, message.cause, message.more_causes, _snapshot(message.snapshot)))
 
-    def delta(self, message: Delta) -> None:
+    def delta(self, message: DeltaMessage) -> None:
         """Handle a delta."""
         if self._latest is None:
             raise ResultMismatch("a delta came before a result", fix="use one version of Forge")
         held = self._latest.held.after(message)
         self._metrics.deltas += 1
-        self._hold(View(held, message.cause, message.more_causes, _snapshot(message.snapshot)))
+        self._hold(LiveResult(held, message.cause, message.more_causes, _snapshot(message.snapshot)))
 
     def fail(self, error: Exception) -> None:
         """End the subscription with an error."""
@@ -124,7 +124,7 @@ class Live:
             await self._news.wait()
         raise StopAsyncIteration
 
-    def _hold(self, view: View) -> None:
+    def _hold(self, view: LiveResult) -> None:
         if self._latest is not self.shown and self._latest is not None:
             self._metrics.replaced += 1
         self._latest = view

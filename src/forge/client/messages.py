@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from forge.client.errors import ProtocolError
-from forge.errors import DecodeError, ForgeError
+from forge.errors import DecodeError, ForgeError, ProtocolError
 from forge.wire import decode_row, decode_value
 
 T = TypeVar("T")
@@ -42,7 +41,7 @@ class Whole(msgspec.Struct, frozen=True):
     value: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-class Delta(msgspec.Struct, frozen=True, rename={"before": "from"}):
+class DeltaMessage(msgspec.Struct, frozen=True, rename={"before": "from"}):
     """`delta`: the difference between the results with the hashes `before` and `hash`."""
 
     hash: str
@@ -64,7 +63,7 @@ class Opened(msgspec.Struct, frozen=True):
     session: str
 
 
-class About(msgspec.Struct, frozen=True):
+class NoticeMessage(msgspec.Struct, frozen=True):
     """`gap` and `error`: about a subscription, or about the session if the name is empty."""
 
     subscription: str = ""
@@ -87,13 +86,13 @@ class Bye(msgspec.Struct, frozen=True):
     retry_after_ms: float = 0.0
 
 
-class ErrorBody(msgspec.Struct, frozen=True):
+class ErrorResponse(msgspec.Struct, frozen=True):
     """The body of an error response."""
 
-    error: About
+    error: NoticeMessage
 
 
-class Answer(msgspec.Struct, frozen=True):
+class CallResponse(msgspec.Struct, frozen=True):
     """The answer to a query or a mutation."""
 
     result: msgspec.Raw

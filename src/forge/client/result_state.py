@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from forge.client.errors import ResultMismatch
-from forge.client.messages import Delta, Whole, decode_result, malformed
+from forge.client.messages import DeltaMessage, Whole, decode_result, malformed
+from forge.errors import ResultMismatch
 
 
-class Held(msgspec.Struct, frozen=True):
+class HeldResult(msgspec.Struct, frozen=True):
     """A result with a verified hash. `single` is set when it is one value instead of a list of rows."""
 
     rows: tuple[bytes, ...]
@@ -26,7 +26,7 @@ class Held(msgspec.Struct, frozen=True):
     key: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, message: Whole) -> "Held":
+    def of(cls, message: Whole) -> "HeldResult":
         """Return the result of a full message."""
         if message.value is not msgspec.UNSET:
             return _proven(cls((bytes(message.value),), message.hash, single=True))
@@ -34,7 +34,7 @@ class Held(msgspec.Struct, frozen=True):
             raise malformed("a result without rows")
         return _proven(cls(tuple(map(bytes, message.rows)), message.hash, key=message.key))
 
-    def after(self, delta: Delta) -> "Held":
+    def after(self, delta: DeltaMessage) -> "HeldResult":
         """Apply a delta and return the new result."""
         if delta.before != self.hash or self.single or not self.key:
             raise _mismatch("the delta is of another result")
@@ -57,7 +57,7 @@ class Held(msgspec.Struct, frozen=True):
             found = tuple(rows[key] for key in order)
         except (KeyError, ValueError, msgspec.DecodeError):
             raise _mismatch("the delta does not fit the result") from None
-        return _proven(Held(found, delta.hash, key=self.key))
+        return _proven(HeldResult(found, delta.hash, key=self.key))
 
     def value(self) -> Any:
         """Return the result as Python values, decoded again on each call."""
@@ -73,7 +73,7 @@ def digest(rows: Iterable[bytes]) -> str:
     return hashlib.sha256(b"\n".join(rows)).hexdigest()[:32]
 
 
-def _proven(held: Held) -> Held:
+def _proven(held: HeldResult) -> HeldResult:
     if digest(held.rows) != held.hash:
         raise _mismatch("the result does not have its hash")
     return held

@@ -18,12 +18,12 @@ from urllib.parse import quote
 import msgspec
 
 from forge.backoff import Backoff
-from forge.client.errors import Closed, Refused, ResultMismatch, TooMany, Unreachable, passing, told
+from forge.client.error_responses import passing, told
 from forge.client.http import PATIENT, Http
-from forge.client.live import Live, Metrics
-from forge.client.messages import About, AuthTold, Bye, Delta, Opened, Whole, read
-from forge.client.sse import Event
-from forge.errors import ForgeError
+from forge.client.live import ClientMetrics, Live
+from forge.client.messages import AuthTold, Bye, DeltaMessage, NoticeMessage, Opened, Whole, read
+from forge.client.sse import ServerSentEvent
+from forge.errors import Closed, ForgeError, Refused, ResultMismatch, TooMany, Unreachable
 from forge.tasks import spawn
 
 MOST_MISMATCHES: Final = 3
@@ -33,10 +33,10 @@ _FINAL: Final = frozenset({"auth_failed", "bad_arguments", "query_refused", "unk
 _log = logging.getLogger(__name__)
 
 
-class Session:
+class ClientSession:
     """Keep subscriptions alive."""
 
-    def __init__(self, http: Http, metrics: Metrics, backoff: Callable[[], Backoff] = PATIENT) -> None:
+    def __init__(self, http: Http, metrics: ClientMetrics, backoff: Callable[[], Backoff] = PATIENT) -> None:
         self._http = http
         self._metrics = metrics
         self._new_backoff = backoff
@@ -131,17 +131,17 @@ class Session:
             for live in self._lives:
                 self._lives[live] = ""
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: ServerSentEvent) -> None:
         if event.name in ("snapshot", "update"):
             whole = read(Whole, event.data)
             self._apply(whole.subscription, lambda live: live.whole(whole))
         elif event.name == "delta":
-            delta = read(Delta, event.data)
+            delta = read(DeltaMessage, event.data)
             self._apply(delta.subscription, lambda live: live.delta(delta))
         elif event.name == "gap":
             self._metrics.gaps += 1
         elif event.name == "error":
-            self._error(read(About, event.data))
+            self._error(read(NoticeMessage, event.data))
         elif event.name == "session":
             self._id = read(Opened, event.data).session
             self._metrics.connects += 1
@@ -173,7 +173,7 @@ class Session:
             self._start(self._unsubscribe(name))
             self._ask(live, again=True)
 
-    def _error(self, message: About) -> None:
+    def _error(self, message: NoticeMessage) -> None:
         live = self._named.get(message.subscription)
         if live is None:
             _log.warning("the server says: %s (%s)", message.message, message.fix)

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 _BOM: Final = b"\xef\xbb\xbf"
 
 
-class Event(NamedTuple):
+class ServerSentEvent(NamedTuple):
     """An event; `id` is the last id of the stream so far, empty if there was none."""
 
     name: str
@@ -24,7 +24,7 @@ class Parser:
     >>> parser.feed(b"event: update\r\ndata: {\r")
     []
     >>> parser.feed(b"\ndata: }\r\nid: 7\r\n\r\n: a comment\n")
-    [Event(name='update', data=b'{\n}', id='7')]
+    [ServerSentEvent(name='update', data=b'{\n}', id='7')]
     """
 
     def __init__(self) -> None:
@@ -37,12 +37,12 @@ class Parser:
         self._data: list[bytes] = []
         self._id = ""
 
-    def feed(self, piece: bytes) -> list[Event]:
+    def feed(self, piece: bytes) -> list[ServerSentEvent]:
         """Return the events that end in this piece."""
         if self._after_cr and piece.startswith(b"\n"):
             piece = piece[1:]
             self._after_cr = False
-        found: list[Event] = []
+        found: list[ServerSentEvent] = []
         for line in piece.splitlines(keepends=True):
             self._after_cr = line.endswith(b"\r")
             if not line.endswith((b"\n", b"\r")):
@@ -69,8 +69,8 @@ class Parser:
         elif field == b"id" and b"\0" not in value:
             self._id = value.decode(errors="replace")
 
-    def _end(self) -> Event | None:
+    def _end(self) -> ServerSentEvent | None:
         name, data = self._name, self._data
         self._name, self._data, self.last_id = "", [], self._id
         joined = b"\n".join(data)
-        return Event(name or "message", joined, self.last_id) if joined else None
+        return ServerSentEvent(name or "message", joined, self.last_id) if joined else None

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import httpx
 
-from forge.client.errors import Unauthorized, Unreachable
+from forge.errors import Unauthorized, Unreachable
 
 Token = str | Callable[[], Awaitable[str]] | None
 

@@ -28,7 +28,17 @@ from typing import Any, Final, final
 import msgspec
 
 from forge.change import UNAVAILABLE, Row
-from forge.conditions.canonical import GREATEST, HIDDEN, LEAST, PLAIN, UNKNOWN, ColumnType, Form, form_of, is_scalar
+from forge.conditions.canonical import (
+    GREATEST,
+    HIDDEN,
+    LEAST,
+    PLAIN,
+    UNKNOWN,
+    CanonicalForm,
+    ColumnType,
+    form_of,
+    is_scalar,
+)
 from forge.conditions.logic import (
     AND,
     FALSE,
@@ -66,7 +76,7 @@ class Points(msgspec.Struct, frozen=True, eq=False):
     """Hits rows whose column equals one of the values."""
 
     column: str
-    form: Form
+    form: CanonicalForm
     values: frozenset[Any]
 
 
@@ -74,7 +84,7 @@ class Range(msgspec.Struct, frozen=True, eq=False):
     """Hits rows whose column is between two values, inclusive."""
 
     column: str
-    form: Form
+    form: CanonicalForm
     low: Any
     high: Any
 
@@ -202,11 +212,11 @@ def _stays(value: object) -> bool:
     return value is None or type(value) in (int, str, date)
 
 
-def _canonical(form: Form, value: object) -> Any:
+def _canonical(form: CanonicalForm, value: object) -> Any:
     return None if value is None else form.operand(value)
 
 
-def _compare(condition: Compare, form: Form, operand: Any) -> _Compiled:
+def _compare(condition: Compare, form: CanonicalForm, operand: Any) -> _Compiled:
     column, read, symbol = condition.column, form.read, condition.operator
     if operand is None:
         return always(NULL), (NEVER,)
@@ -235,7 +245,7 @@ def _compare(condition: Compare, form: Form, operand: Any) -> _Compiled:
     return outcome, ((probe,),)
 
 
-def _among(column: str, form: Form, members: Iterable[object]) -> _Compiled:
+def _among(column: str, form: CanonicalForm, members: Iterable[object]) -> _Compiled:
     """Compile "equal to one of the members". Without members it is false, even for NULL."""
     canonical = {_canonical(form, member) for member in members}
     if not canonical:
@@ -259,7 +269,7 @@ def _among(column: str, form: Form, members: Iterable[object]) -> _Compiled:
     return outcome, ((Points(column, form, values),) if values else NEVER,)
 
 
-def _any_of(column: str, form: Form, value: object) -> _Compiled:
+def _any_of(column: str, form: CanonicalForm, value: object) -> _Compiled:
     if value is None:
         return always(NULL), (NEVER,)
     if (type(value) is list or type(value) is tuple) and _is_uniform(value):
@@ -278,7 +288,7 @@ def _is_uniform(members: Collection[object]) -> bool:
     return not kinds or (len(kinds) == 1 and kinds.pop()[0] in PLAIN)
 
 
-def _distinct(column: str, form: Form, operand: Any) -> Outcome:
+def _distinct(column: str, form: CanonicalForm, operand: Any) -> Outcome:
     if operand is None:
         return _null_test(column, form, FALSE, TRUE)
     if operand is UNKNOWN:
@@ -294,7 +304,7 @@ def _distinct(column: str, form: Form, operand: Any) -> Outcome:
     return outcome
 
 
-def _null_test(column: str, form: Form, when_null: int, otherwise: int) -> Outcome:
+def _null_test(column: str, form: CanonicalForm, when_null: int, otherwise: int) -> Outcome:
     if form is HIDDEN:
         return always(_EITHER)
 
@@ -314,7 +324,7 @@ def _all(parts: list[_Compiled]) -> _Compiled:
 
 def _narrowed(covers: Iterable[Cover]) -> tuple[Cover, ...]:
     """Return the same covers, with one range for all ranges of a column; only NEVER if it is among them."""
-    ranges: dict[tuple[str, Form], Range] = {}
+    ranges: dict[tuple[str, CanonicalForm], Range] = {}
     rest: list[Cover] = []
     for cover in covers:
         if len(cover) == 1 and isinstance(probe := cover[0], Range):

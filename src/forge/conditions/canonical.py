@@ -59,7 +59,7 @@ UNKNOWN: Final = object()
 """The form of a value that has no canonical form."""
 
 
-class Form(msgspec.Struct, frozen=True, eq=False):
+class CanonicalForm(msgspec.Struct, frozen=True, eq=False):
     """Conversion of the values of a type into their canonical form.
 
     `read` converts a value of an image, `operand` the value that it is compared with; both return UNKNOWN if there is
@@ -240,26 +240,26 @@ def _unknown(value: Any) -> Any:
     return UNKNOWN
 
 
-HIDDEN: Final = Form(_unknown, _unknown)
-_OPAQUE: Final = Form(lambda value: None if value is None else UNKNOWN, _unknown)
-_TEXT: Final = Form(_kept(str), _text_operand, ordered=False)
-_CHARACTER: Final = Form(_unpadded, lambda value: _unpadded(_text_operand(value)), ordered=False)
-_FORMS: Final[Mapping[str, Form]] = {
-    "smallint": Form(_kept(int), _whole_operand(16)),
-    "integer": Form(_kept(int), _whole_operand(32)),
-    "bigint": Form(_kept(int), _whole_operand(64)),
-    "numeric": Form(_read_numeric, _numeric_operand),
-    "double precision": Form(_read_float, _float_operand),
-    "boolean": Form(_kept(bool), _boolean_operand),
+HIDDEN: Final = CanonicalForm(_unknown, _unknown)
+_OPAQUE: Final = CanonicalForm(lambda value: None if value is None else UNKNOWN, _unknown)
+_TEXT: Final = CanonicalForm(_kept(str), _text_operand, ordered=False)
+_CHARACTER: Final = CanonicalForm(_unpadded, lambda value: _unpadded(_text_operand(value)), ordered=False)
+_FORMS: Final[Mapping[str, CanonicalForm]] = {
+    "smallint": CanonicalForm(_kept(int), _whole_operand(16)),
+    "integer": CanonicalForm(_kept(int), _whole_operand(32)),
+    "bigint": CanonicalForm(_kept(int), _whole_operand(64)),
+    "numeric": CanonicalForm(_read_numeric, _numeric_operand),
+    "double precision": CanonicalForm(_read_float, _float_operand),
+    "boolean": CanonicalForm(_kept(bool), _boolean_operand),
     "text": _TEXT,
     "character varying": _TEXT,
     "character": _CHARACTER,
     "bpchar": _CHARACTER,
-    "uuid": Form(_kept(str), _uuid_operand),
-    "bytea": Form(_kept(bytes), _bytes_operand),
-    "date": Form(_matching(_DATE), _date_operand),
-    "timestamp without time zone": Form(_matching(_STAMP), _timestamp_operand),
-    "timestamp with time zone": Form(_matching(_STAMP_IN_UTC), _timestamptz_operand),
+    "uuid": CanonicalForm(_kept(str), _uuid_operand),
+    "bytea": CanonicalForm(_kept(bytes), _bytes_operand),
+    "date": CanonicalForm(_matching(_DATE), _date_operand),
+    "timestamp without time zone": CanonicalForm(_matching(_STAMP), _timestamp_operand),
+    "timestamp with time zone": CanonicalForm(_matching(_STAMP_IN_UTC), _timestamptz_operand),
 }
 _OTHER_SCALARS: Final = re.compile(
     r".*\[\]|real|jsonb?|interval|time with(?:out)? time zone|inet|cidr|macaddr8?|money|bit|bit varying|xml|name|oid"
@@ -267,7 +267,7 @@ _OTHER_SCALARS: Final = re.compile(
 )
 
 
-def form_of(column: ColumnType | None) -> Form:
+def form_of(column: ColumnType | None) -> CanonicalForm:
     if column is None or column.hidden:
         return HIDDEN
     if column.enum:

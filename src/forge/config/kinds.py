@@ -15,7 +15,7 @@ Wakeup = Literal["auto", "notify", "poll"]
 _MOST: Final = 10**15
 
 
-class Kind(NamedTuple):
+class SettingKind(NamedTuple):
     """How the values of a setting are written."""
 
     read: Callable[[Any], Any]
@@ -30,7 +30,7 @@ class Kind(NamedTuple):
     wrong: str | None = None
     """What is said of a refused value in place of the value itself, which may hold a secret."""
 
-    def when_absent(self, meaning: str) -> "Kind":
+    def when_absent(self, meaning: str) -> "SettingKind":
         return self._replace(none=meaning)
 
     def shown(self, value: Any) -> Any:
@@ -86,21 +86,23 @@ def _url(value: Any) -> str | None:
     return value if isinstance(value, str) and database_kind(value) is not None else None
 
 
-COUNT: Final = Kind(_whole(_integer, 1), "give a whole number, 1 or more")
-PORT: Final = Kind(_whole(_integer, 0, 65535), "give a whole number from 0 to 65535")
-RATE: Final = Kind(_positive(_decimal), "give a number above 0", lambda value: int(value) if value % 1 == 0 else value)
-DAYS: Final = Kind(_whole(days, 1), "give a whole number of days, 1 or more")
-HELD_DAYS: Final = Kind(_whole(days, 0), "give a whole number of days, 0 for none")
-SIZE: Final = Kind(_whole(size, 1), "give bytes, or a size such as 10GB", shown_size)
-DURATION: Final = Kind(_positive(seconds), "give a duration above 0, such as 50ms, 10s or 10m", shown_seconds)
-TEXT: Final = Kind(_text, "give a text")
-TEXTS: Final = Kind(_texts, 'give a list of texts, such as ["a", "b"], or a,b in the environment', list)
-FOLDER: Final = Kind(_path, "name a directory", str, relative=True)
-LOCATION: Final = Kind(_text, "name a directory or a URL", relative=True)
-WAKEUP: Final = Kind(
+COUNT: Final = SettingKind(_whole(_integer, 1), "give a whole number, 1 or more")
+PORT: Final = SettingKind(_whole(_integer, 0, 65535), "give a whole number from 0 to 65535")
+RATE: Final = SettingKind(
+    _positive(_decimal), "give a number above 0", lambda value: int(value) if value % 1 == 0 else value
+)
+DAYS: Final = SettingKind(_whole(days, 1), "give a whole number of days, 1 or more")
+HELD_DAYS: Final = SettingKind(_whole(days, 0), "give a whole number of days, 0 for none")
+SIZE: Final = SettingKind(_whole(size, 1), "give bytes, or a size such as 10GB", shown_size)
+DURATION: Final = SettingKind(_positive(seconds), "give a duration above 0, such as 50ms, 10s or 10m", shown_seconds)
+TEXT: Final = SettingKind(_text, "give a text")
+TEXTS: Final = SettingKind(_texts, 'give a list of texts, such as ["a", "b"], or a,b in the environment', list)
+FOLDER: Final = SettingKind(_path, "name a directory", str, relative=True)
+LOCATION: Final = SettingKind(_text, "name a directory or a URL", relative=True)
+WAKEUP: Final = SettingKind(
     lambda value: value if value in get_args(Wakeup) else None, f"use {', '.join(get_args(Wakeup))}", str
 )
-DATABASE: Final = Kind(
+DATABASE: Final = SettingKind(
     _url,
     "write it as postgresql://user@host:5432/database, mysql://…, mariadb://…, sqlite:///file or mongodb://…",
     hide,

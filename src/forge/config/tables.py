@@ -26,7 +26,7 @@ from forge.config.kinds import (
     WAKEUP,
     Count,
     Duration,
-    Kind,
+    SettingKind,
     Size,
     Wakeup,
 )
@@ -165,7 +165,7 @@ class Setting(NamedTuple):
     """A setting by its name in forge.toml, `table.name` within a table."""
 
     name: str
-    kind: Kind
+    kind: SettingKind
     default: Any
 
     @property

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from forge import wire
-from forge.change import Change, Context, Op, Source
+from forge.change import Change, ChangeSource, Context, Op
 from forge.debezium import codecs as forms
 from forge.debezium import connectors, documents
 from forge.values import Column
@@ -97,7 +97,7 @@ def decode(raw: bytes | str, columns: Sequence[Column] | None = None) -> Change:
             op=_BACK[envelope.op],
             schema=source.db if source.schema is None else source.schema,
             table=source.collection if source.table is None else source.table,
-            source=Source(forge.source.kind, source.name, forge.source.position, forge.source.transaction),
+            source=ChangeSource(forge.source.kind, source.name, forge.source.position, forge.source.transaction),
             at=_EPOCH + timedelta(microseconds=micros),
             key=wire.decode_row(forge.key),
             before=_row(envelope.before, source.connector, columns),

@@ -9,44 +9,17 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from forge.deliver.message import Message
-from forge.errors import ForgeError
+from forge.errors import DeliveryRefused as Refused
+from forge.errors import NotDelivered
 
-
-class NotDelivered(ForgeError):
-    """The receiver did not accept a message, and may later: it is retried, not before `after` seconds if given.
-
-    `delivered` is the number of messages, from the first on, that it has certainly accepted. `tried` is False where the
-    first of the others was not sent at all: then that does not count as a try.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        fix: str = "see to the receiver",
-        after: float | None = None,
-        delivered: int = 0,
-        tried: bool = True,
-    ):
-        super().__init__(message, fix=fix)
-        self.after = after
-        self.delivered = delivered
-        self.tried = tried
-
-
-class Refused(ForgeError):
-    """The receiver will never accept the message at `place`: it is parked. Those before it were accepted."""
-
-    def __init__(self, message: str, *, fix: str = "see the dead letters", place: int = 0):
-        super().__init__(message, fix=fix)
-        self.place = place
+__all__ = ["NotDelivered", "Refused", "Sink"]
 
 
 class Sink(Protocol):
     """Sends messages to one receiver."""
 
     async def send(self, messages: Sequence[Message], /) -> None:
-        """Return when the receiver has all messages; raise NotDelivered or Refused."""
+        """Return when the receiver has all messages; raise NotDelivered or DeliveryRefused."""
 
     async def close(self) -> None:
         """Release all resources; nothing is in flight afterwards."""

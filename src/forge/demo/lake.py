@@ -45,7 +45,7 @@ def command(url: str, path: Path, tables: Sequence[str]) -> list[str]:
     from forge.pipeline.session import BRIEFLY, QUIETLY
 
     forge = [sys.executable, "-m", "forge", "--json", "--database-url", url, "pipeline", "run"]
-    options = ["--lake", str(path), "--interval", "2s", "--verify", "0s"]
+    options = ["--lake", str(path), "--interval", "2s", "--merge", "0s", "--verify", "0s"]
     options += ["--conf", f"spark.driver.extraJavaOptions={QUIETLY} {BRIEFLY}"]
     return [*forge, *options, *(word for table in tables for word in ("--table", table))]
 

@@ -47,7 +47,7 @@ def listen(port: int | None) -> socket.socket:
     raise ServerError(f"port {port} is taken", fix="forge demo without --port takes a free one")
 
 
-class Page:
+class ShopPage:
     """An ASGI application: the page's files, and for all other paths the shop's application."""
 
     def __init__(self, app: "Forge") -> None:
@@ -74,11 +74,11 @@ class Page:
 
 
 @contextlib.asynccontextmanager
-async def serving(page: Page, listening: socket.socket) -> AsyncIterator[str]:
+async def serving(page: ShopPage, listening: socket.socket) -> AsyncIterator[str]:
     """Serve the page while the block lasts; yield its address."""
     import uvicorn
 
-    class Server(uvicorn.Server):
+    class DemoServer(uvicorn.Server):
         """Leave signals to the demo."""
 
         @contextlib.contextmanager
@@ -86,7 +86,7 @@ async def serving(page: Page, listening: socket.socket) -> AsyncIterator[str]:
             yield
 
     options: dict[str, Any] = {"ws": "websockets-sansio", "access_log": False, "log_level": "warning"}
-    server = Server(uvicorn.Config(page, timeout_graceful_shutdown=2, server_header=False, **options))
+    server = DemoServer(uvicorn.Config(page, timeout_graceful_shutdown=2, server_header=False, **options))
     task = asyncio.get_running_loop().create_task(server.serve([listening]))
     try:
         while not server.started:

@@ -31,7 +31,7 @@ from forge.demo.lake import LakeBeside
 from forge.demo.summary import LakeState, Summary, percentiles
 from forge.demo.waiting import Waiting
 from forge.postgres.connection import AsyncConnection, connect_async
-from forge.terminal import Feed
+from forge.terminal import FeedPrinter
 from forge.tracking.context import transaction
 
 WORKERS: Final = 4
@@ -43,7 +43,7 @@ _COUNT: Final = (
 )
 
 
-class Options(msgspec.Struct, frozen=True):
+class DemoOptions(msgspec.Struct, frozen=True):
     """The duration of the demo (None: until it is stopped), its transactions per second, and whether it prints.
 
     `lake` is the path of a lake beside the shop, None for none; `page` is whether the shop's page and the console are
@@ -62,7 +62,12 @@ class Demo:
     """One run. Call `prepare` first, then `run`; `opened` is called with the page's address, once it is served."""
 
     def __init__(
-        self, url: str, config: Config, feed: Feed, options: Options, opened: Callable[[str], object] = lambda url: None
+        self,
+        url: str,
+        config: Config,
+        feed: FeedPrinter,
+        options: DemoOptions,
+        opened: Callable[[str], object] = lambda url: None,
     ) -> None:
         self._url = url
         self._config = config
@@ -138,7 +143,7 @@ class Demo:
             return
         from forge.demo.app import application
 
-        shown = page.Page(application(self._url, self._options.lake))
+        shown = page.ShopPage(application(self._url, self._options.lake))
         async with page.serving(shown, page.listen(self._options.port)) as url:
             self._opened(url)
             yield

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from forge.deliver.outbox.control import Lag, lag_of
+from forge.deliver.outbox.control import TopicLag, lag_of
 from forge.deliver.outbox.routes import Route
 from forge.deliver.outbox.sql import sql
 from forge.doctor.finding import Case, Finding, count, ok, value, warning
@@ -97,11 +97,11 @@ def _large(case: Case) -> Iterator[Finding]:
         )
 
 
-def _messages(lags: Sequence[Lag]) -> str:
+def _messages(lags: Sequence[TopicLag]) -> str:
     return count(sum(lag.waiting for lag in lags), "message")
 
 
-def _topics(lags: Sequence[Lag]) -> str:
+def _topics(lags: Sequence[TopicLag]) -> str:
     names = [lag.topic for lag in lags[:_NAMED]]
     more = len(lags) - len(names)
     return ", ".join(names) + (f" and {count(more, 'other topic')}" if more else "")

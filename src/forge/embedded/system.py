@@ -51,13 +51,13 @@ def server_account() -> pwd.struct_passwd | None:
         ) from None
 
 
-class Identity(TypedDict):
+class SystemUser(TypedDict):
     user: int | None
     group: int | None
     extra_groups: list[int] | None
 
 
-def identity() -> Identity:
+def identity() -> SystemUser:
     account = server_account()
     if account is None:
         return {"user": None, "group": None, "extra_groups": None}

@@ -100,7 +100,7 @@ class Audit(msgspec.Struct, frozen=True):
     next: str | None
 
 
-class Count(msgspec.Struct, frozen=True):
+class AuditCount(msgspec.Struct, frozen=True):
     """The number of changes with the same values in the fields of `by`, and the times of the first and last."""
 
     by: dict[str, str | datetime | None]
@@ -114,7 +114,7 @@ class Count(msgspec.Struct, frozen=True):
         return {**by, "changes": self.changes, "first": timestamp(self.first), "last": timestamp(self.last)}
 
 
-class Choice(msgspec.Struct, frozen=True):
+class AuditFilter(msgspec.Struct, frozen=True):
     """A filter of changes. A `tenant` sees changes of rows that were its own before and after."""
 
     user: str | None = None
@@ -126,12 +126,14 @@ class Choice(msgspec.Struct, frozen=True):
     tenant: Tenant | None = None
 
 
-EVERYTHING: Final = Choice()
+Choice = AuditFilter
+"""The name before there were two of it."""
+EVERYTHING: Final = AuditFilter()
 
 
 def audit(
     connection: Connection,
-    choice: Choice = EVERYTHING,
+    choice: AuditFilter = EVERYTHING,
     *,
     limit: int = LIMIT,
     before: str | None = None,
@@ -148,11 +150,11 @@ def audit(
 
 def counts(
     connection: Connection,
-    choice: Choice = EVERYTHING,
+    choice: AuditFilter = EVERYTHING,
     *,
     by: Sequence[str],
     limit: int = LIMIT,
-) -> list[Count]:
+) -> list[AuditCount]:
     """Count the selected changes: newest first by hour or day, else the largest count first."""
     _check(limit)
     if unknown := [name for name in by if name not in BY]:
@@ -169,11 +171,11 @@ def counts(
     for row in _asked(connection, choice, statement, {"limit": limit}):
         *values, number, first, last = row
         named = {name: _named(name, value) for name, value in zip(by, values, strict=True)}
-        found.append(Count(named, number, first.astimezone(UTC), last.astimezone(UTC)))
+        found.append(AuditCount(named, number, first.astimezone(UTC), last.astimezone(UTC)))
     return found
 
 
-def _asked(connection: Connection, choice: Choice, statement: str, more: dict[str, Any]) -> list[tuple[Any, ...]]:
+def _asked(connection: Connection, choice: AuditFilter, statement: str, more: dict[str, Any]) -> list[tuple[Any, ...]]:
     if connection.info.transaction_status != TransactionStatus.IDLE:
         raise HistoryUnavailable(
             "the connection is inside a transaction", fix="commit first, or use a connection in autocommit mode"
@@ -206,7 +208,7 @@ def _asked(connection: Connection, choice: Choice, statement: str, more: dict[st
         return rows.execute(_ruled(statement, choice).encode(), values).fetchall()
 
 
-def _ruled(statement: str, choice: Choice) -> str:
+def _ruled(statement: str, choice: AuditFilter) -> str:
     """Restrict the statement to what a tenant may see; each selected transaction is examined once."""
     if choice.tenant is None:
         return statement.format(owned="true", signed="true")

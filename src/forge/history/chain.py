@@ -44,7 +44,7 @@ _QUERIES: Final = queries("forge.history", "chain.sql")
 What = Literal["changed", "removed", "inserted", "redacted", "definition", "seal", "head"]
 
 
-class Finding(msgspec.Struct, frozen=True):
+class SealFinding(msgspec.Struct, frozen=True):
     """One deviation from what was sealed. `event` is the id of a row of the log, `seal` the number of a seal.
 
     For a `definition`, `version` is the id of the table version.
@@ -61,7 +61,7 @@ class Finding(msgspec.Struct, frozen=True):
         return self.detail
 
 
-class Head(msgspec.Struct, frozen=True):
+class SealHead(msgspec.Struct, frozen=True):
     """The newest head of a day: it proves all seals up to its own."""
 
     day: date
@@ -84,7 +84,7 @@ class Verified(msgspec.Struct, frozen=True):
     dropped: Sequence[date]
     unsealed: int
     head: str | None
-    broken: Sequence[Finding]
+    broken: Sequence[SealFinding]
     definitions: int = 0
 
 
@@ -110,14 +110,14 @@ def seal(connection: Connection, most: int = PAGE) -> int:
     return int(row[0])
 
 
-def heads(connection: Connection) -> list[Head]:
+def heads(connection: Connection) -> list[SealHead]:
     """Return the newest head of every day with seals, oldest first. Keep them where no writer of this database can."""
     with typed_errors():
         rows = connection.cursor(row_factory=tuple_row).execute(
             "SELECT DISTINCT ON (day) CASE WHEN isfinite(day) THEN day ELSE NULL END, id, encode(head, 'hex'),"
             " sum(rows) OVER (PARTITION BY day) FROM forge.log_seal WHERE rows > 0 ORDER BY day, id DESC"
         )
-        return [Head(day or OVERFLOW, id, head, count) for day, id, head, count in rows]
+        return [SealHead(day or OVERFLOW, id, head, count) for day, id, head, count in rows]
 
 
 def verify(connection: Connection, *, day: date | None = None, head: str | None = None) -> Verified:
@@ -139,14 +139,14 @@ class _Chain:
 
     def __init__(self, connection: Connection) -> None:
         self._cursor = connection.cursor(row_factory=tuple_row)
-        self._broken: list[Finding] = []
+        self._broken: list[SealFinding] = []
 
     def verified(self, day: date | None, head: str | None) -> Verified:
         enabled = bool(self._one("SELECT forge.is_sealed()")[0])
         seals, newest = self._links(head)
         if not seals:
             if head is not None:
-                self._find(Finding("head", "there are no seals, and so not that head"))
+                self._find(SealFinding("head", "there are no seals, and so not that head"))
             elif not enabled:
                 raise HistoryUnavailable("the log is not sealed", fix="forge verify-log --start")
         definitions = self._definitions()
@@ -169,13 +169,15 @@ class _Chain:
             newest = found
             seen = seen or found == head
             if not next_one:
-                self._find(Finding("seal", f"a seal before seal {id} is missing", day, seal=id))
+                self._find(SealFinding("seal", f"a seal before seal {id} is missing", day, seal=id))
             elif not linked:
-                self._find(Finding("seal", f"seal {id} does not follow from the one before it", day, seal=id))
+                self._find(SealFinding("seal", f"seal {id} does not follow from the one before it", day, seal=id))
             if not own or not whole:
-                self._find(Finding("seal", f"seal {id} is not as it was made", day, seal=id))
+                self._find(SealFinding("seal", f"seal {id} is not as it was made", day, seal=id))
         if head is not None and number and not seen:
-            self._find(Finding("head", f"the head {head[:16]}… is not in the chain: seals were removed or made again"))
+            self._find(
+                SealFinding("head", f"the head {head[:16]}… is not in the chain: seals were removed or made again")
+            )
         return number, newest
 
     def _definitions(self) -> int:
@@ -183,7 +185,7 @@ class _Chain:
         (*_, count), *found = self._cursor.execute(_QUERIES["definitions"]).fetchall()
         for seal, version, gone, _ in found:
             detail = f"table version {version} is {'gone' if gone else 'not as it was sealed'}"
-            self._find(Finding("definition", detail, seal=seal, version=version))
+            self._find(SealFinding("definition", detail, seal=seal, version=version))
         return int(count)
 
     def _dropped(self, present: set[date]) -> list[date]:
@@ -194,7 +196,7 @@ class _Chain:
             if day not in present and day in trimmed:
                 dropped.append(day)
             elif day not in present or forgotten:
-                self._find(Finding("removed", f"the {count} sealed rows of {day} are gone, not by retention", day))
+                self._find(SealFinding("removed", f"the {count} sealed rows of {day} are gone, not by retention", day))
         return dropped
 
     def _day(self, day: str) -> tuple[int, int, int]:
@@ -209,10 +211,10 @@ class _Chain:
                 "redacted": f"row {event} lacks values, and no tombstone accounts for it",
                 "inserted": f"row {event} was put in after its time was sealed",
             }[what]
-            self._find(Finding(what, f"{detail} ({known or 'overflow'})", known, event, seal))
+            self._find(SealFinding(what, f"{detail} ({known or 'overflow'})", known, event, seal))
         return counts[0], counts[1], int(counts[2])
 
-    def _find(self, finding: Finding) -> None:
+    def _find(self, finding: SealFinding) -> None:
         if len(self._broken) < MOST_FINDINGS:
             self._broken.append(finding)
 

@@ -15,7 +15,7 @@ from psycopg import sql
 from sqlglot import exp
 
 from forge.errors import HistoryUnavailable
-from forge.history.definitions import UNSEEN, Version
+from forge.history.definitions import UNSEEN, DefinitionVersion
 from forge.postgres.text import check_storable
 
 _EXAMPLE: Final = "write what could stand behind WHERE and speaks of one row: customer_id = 7 AND status <> 'done'"
@@ -28,7 +28,7 @@ class Condition:
     For the condition, a row has no columns that are not logged and no `veiled` ones.
     """
 
-    def __init__(self, where: str, version: Version, table: str, veiled: Collection[str] = ()) -> None:
+    def __init__(self, where: str, version: DefinitionVersion, table: str, veiled: Collection[str] = ()) -> None:
         check_storable("the condition", where)
         self._where = where
         self._table = table

@@ -1,7 +1,7 @@
 """Past definitions of a tracked table, and the fate of its rows where the log has no single rows.
 
 In: the versions of a table's definition and the log's rows about the table as a whole (truncate, schema, invalidate),
-in order, each seen by a snapshot or not. Out: a `Plan`: what can be reconstructed of the table in that snapshot,
+in order, each seen by a snapshot or not. Out: a `RewindPlan`: what can be reconstructed of the table in that snapshot,
 backwards from later knowledge, and forwards from where the log is complete.
 
 Columns are identified by number, so a renamed one keeps its identity.
@@ -29,7 +29,7 @@ UNSEEN: Final = ("hidden", "masked")
 """Kinds of columns whose values are not logged."""
 
 
-class Field(msgspec.Struct, frozen=True):
+class VersionColumn(msgspec.Struct, frozen=True):
     """A column of a version; `attnum` is its number in the table.
 
     `type_oid` is its type, whatever its name, and `parts` has the names that its values are printed with: the labels of
@@ -44,14 +44,14 @@ class Field(msgspec.Struct, frozen=True):
     parts: Mapping[str, Any] | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class Version(msgspec.Struct, frozen=True, dict=True):
+class DefinitionVersion(msgspec.Struct, frozen=True, dict=True):
     """A definition of a table. `empty` is set where tracking began: whether the table had no row then."""
 
     id: int
     relation: int
     schema: str
     table: str
-    fields: tuple[Field, ...]
+    fields: tuple[VersionColumn, ...]
     key: tuple[str, ...]
     fingerprint: str
     empty: bool | None = None
@@ -62,23 +62,23 @@ class Version(msgspec.Struct, frozen=True, dict=True):
         return Images([Column(field.name, field.type, field.kind) for field in self.fields], self.key)
 
     @cached_property
-    def by_number(self) -> dict[int, Field]:
+    def by_number(self) -> dict[int, VersionColumn]:
         return {field.attnum: field for field in self.fields}
 
     @cached_property
-    def by_name(self) -> dict[str, Field]:
+    def by_name(self) -> dict[str, VersionColumn]:
         return {field.name: field for field in self.fields}
 
     @cached_property
     def key_numbers(self) -> tuple[int, ...]:
         return tuple(self.by_name[name].attnum for name in self.key)
 
-    def field_of(self, older: "Version", field: Field) -> Field | None:
+    def field_of(self, older: "DefinitionVersion", field: VersionColumn) -> VersionColumn | None:
         """Return this version's column for an older one; None if it is gone. A restored table renumbers columns."""
         return self.by_number.get(field.attnum) if older.relation == self.relation else self.by_name.get(field.name)
 
 
-class Event(msgspec.Struct, frozen=True):
+class TableEvent(msgspec.Struct, frozen=True):
     """A row of the log about the table as a whole; `seen` by the requested snapshot."""
 
     place: int
@@ -91,7 +91,7 @@ class Event(msgspec.Struct, frozen=True):
     seen: bool = True
 
 
-class Effect(NamedTuple):
+class EventEffect(NamedTuple):
     """The effect of an event: none on rows, `lost` columns, an emptied table, or a break in what is known."""
 
     kind: Literal["none", "columns", "empty", "break"]
@@ -106,30 +106,30 @@ class Lost(NamedTuple):
     numbers: frozenset[int]
 
 
-class Plan(msgspec.Struct, frozen=True):
+class RewindPlan(msgspec.Struct, frozen=True):
     """What can be reconstructed of a table in a snapshot.
 
     Before the `barrier` in the log, if there is one, a row's first change since the snapshot shows its state. Rows not
     changed before it are known from the log up to the snapshot, from the `floor` on; `whole`: those are all.
     """
 
-    target: Version
-    barrier: Event | None
+    target: DefinitionVersion
+    barrier: TableEvent | None
     why: str
-    floor: Event | None
+    floor: TableEvent | None
     whole: bool
     lost_since: tuple[Lost, ...]
     lost_before: tuple[Lost, ...]
 
-    def backwards(self, image: Version) -> dict[int, Field]:
+    def backwards(self, image: DefinitionVersion) -> dict[int, VersionColumn]:
         """Map the target's columns that an image from after the snapshot still has to their fields there."""
         return self._carried(image, (lost for lost in self.lost_since if lost.version <= image.id))
 
-    def forwards(self, image: Version) -> dict[int, Field]:
+    def forwards(self, image: DefinitionVersion) -> dict[int, VersionColumn]:
         """Map the target's columns that an image from before the snapshot already has to their fields there."""
         return self._carried(image, (lost for lost in self.lost_before if lost.version > image.id))
 
-    def _carried(self, image: Version, between: Iterable[Lost]) -> dict[int, Field]:
+    def _carried(self, image: DefinitionVersion, between: Iterable[Lost]) -> dict[int, VersionColumn]:
         gone = frozenset[int]().union(*(lost.numbers for lost in between))
         return {
             number: field
@@ -138,19 +138,19 @@ class Plan(msgspec.Struct, frozen=True):
         }
 
 
-def veils(versions: Mapping[int, Version], unseen: Collection[str]) -> dict[int, frozenset[str]]:
+def veils(versions: Mapping[int, DefinitionVersion], unseen: Collection[str]) -> dict[int, frozenset[str]]:
     """Return for each version the columns whose values are never shown, even if the log has them.
 
     These are columns that are excluded or masked in the newest version, or were when they were dropped, under any name,
     and columns with the name of such a column: `unseen`.
 
-    >>> def version(id, *fields): return Version(id, 1, "public", "t", fields, (), "")
-    >>> plain, hidden = Field("ssn", "text", "plain", 2), Field("sn2", "text", "hidden", 2)
+    >>> def version(id, *fields): return DefinitionVersion(id, 1, "public", "t", fields, (), "")
+    >>> plain, hidden = VersionColumn("ssn", "text", "plain", 2), VersionColumn("sn2", "text", "hidden", 2)
     >>> veils({1: version(1, plain), 2: version(2, hidden), 3: version(3)}, ())
     {3: frozenset(), 2: frozenset({'sn2'}), 1: frozenset({'ssn'})}
     """
     found: dict[int, frozenset[str]] = {}
-    newer: Version | None = None
+    newer: DefinitionVersion | None = None
     for version in sorted(versions.values(), key=lambda each: each.id, reverse=True):
         veiled = set()
         for field in version.fields:
@@ -163,14 +163,19 @@ def veils(versions: Mapping[int, Version], unseen: Collection[str]) -> dict[int,
     return found
 
 
-def effects(events: Sequence[Event], versions: Mapping[int, Version], *, sees_ddl: bool) -> list[Effect]:
+def effects(
+    events: Sequence[TableEvent], versions: Mapping[int, DefinitionVersion], *, sees_ddl: bool
+) -> list[EventEffect]:
     """Return the effect of each event, in order."""
     return [_effect(event, events[place + 1 :], versions, sees_ddl) for place, event in enumerate(events)]
 
 
 def plan(
-    events: Sequence[Event], found: Sequence[Effect], versions: Mapping[int, Version], trimmed_id: int
-) -> Plan | None:
+    events: Sequence[TableEvent],
+    found: Sequence[EventEffect],
+    versions: Mapping[int, DefinitionVersion],
+    trimmed_id: int,
+) -> RewindPlan | None:
     """Return the plan; None if the table was not tracked yet. Up to `trimmed_id` the log may lack rows."""
     pairs = list(zip(events, found, strict=True))
     since = [pair for pair in pairs if not pair[0].seen]
@@ -183,7 +188,7 @@ def plan(
     ends = [place for place, (_, effect) in enumerate(before) if effect.kind in _ENDS]
     floor, kind = (before[ends[-1]][0], before[ends[-1]][1].kind) if ends else (None, "")
     rest = before[ends[-1] + 1 :] if ends else before
-    return Plan(
+    return RewindPlan(
         versions[numbers[-1]],
         barrier,
         why,
@@ -197,47 +202,51 @@ def plan(
 _ENDS: Final = ("empty", "break")
 
 
-def _losses(pairs: Iterable[tuple[Event, Effect]]) -> tuple[Lost, ...]:
+def _losses(pairs: Iterable[tuple[TableEvent, EventEffect]]) -> tuple[Lost, ...]:
     return tuple(Lost(event.version, effect.lost) for event, effect in pairs if effect.kind == "columns")
 
 
-def _effect(event: Event, later: Sequence[Event], versions: Mapping[int, Version], sees_ddl: bool) -> Effect:
+def _effect(
+    event: TableEvent, later: Sequence[TableEvent], versions: Mapping[int, DefinitionVersion], sees_ddl: bool
+) -> EventEffect:
     if event.op == "T":
-        return Effect("empty", "was truncated")
+        return EventEffect("empty", "was truncated")
     if event.op == "X":
-        return Effect("break", "changed in a way that was not logged")
+        return EventEffect("break", "changed in a way that was not logged")
     if event.note.get("rewritten"):
         return _rewritten(event, later, versions)
     if event.note:
-        return Effect("break", "was not tracked any more")
+        return EventEffect("break", "was not tracked any more")
     version = versions[event.version]
     older = _older(versions, event.version)
     if version.empty is not None or older is None:
-        return Effect("empty" if version.empty else "break", "began to be tracked")
+        return EventEffect("empty" if version.empty else "break", "began to be tracked")
     parts = [text.split(".")[1:3] for text in (older.fingerprint, version.fingerprint)]
     if older.relation != version.relation or older.key_numbers != version.key_numbers or parts[0] != parts[1]:
-        return Effect("break", "got another definition")
+        return EventEffect("break", "got another definition")
     if not sees_ddl:
-        return Effect("break", "got another definition that was only noticed later")
+        return EventEffect("break", "got another definition that was only noticed later")
     lost = _lost(older, version)
-    return Effect("columns", "got another definition", lost) if lost else Effect("none")
+    return EventEffect("columns", "got another definition", lost) if lost else EventEffect("none")
 
 
-def _rewritten(event: Event, later: Sequence[Event], versions: Mapping[int, Version]) -> Effect:
+def _rewritten(
+    event: TableEvent, later: Sequence[TableEvent], versions: Mapping[int, DefinitionVersion]
+) -> EventEffect:
     """Return the effect of a rewrite: one for an added column, storage or persistence keeps every value."""
     reason = event.note.get("reason")
-    broken = Effect("break", "was rewritten by a change of definition")
+    broken = EventEffect("break", "was rewritten by a change of definition")
     if not isinstance(reason, int) or reason & _OF_COLUMNS:
         return broken
     if not reason & _BY_DEFAULT:
-        return Effect("none")
+        return EventEffect("none")
     same = (other for other in later if other.transaction == event.transaction and other.op == "S" and not other.note)
     made = next((versions[other.version] for other in same), None)
     added = made is not None and bool(made.by_number.keys() - versions[event.version].by_number.keys())
-    return Effect("none") if added else broken
+    return EventEffect("none") if added else broken
 
 
-def _lost(older: Version, newer: Version) -> frozenset[int]:
+def _lost(older: DefinitionVersion, newer: DefinitionVersion) -> frozenset[int]:
     """Return the columns that are gone, or whose values may be printed differently in the newer version."""
     shapes = [[(field.name, field.type, field.kind, field.attnum) for field in each.fields] for each in (older, newer)]
     if shapes[0] == shapes[1] and (older.schema, older.table) == (newer.schema, newer.table):
@@ -254,7 +263,7 @@ def _lost(older: Version, newer: Version) -> frozenset[int]:
     )
 
 
-def _same_values(one: Field, other: Field) -> bool:
+def _same_values(one: VersionColumn, other: VersionColumn) -> bool:
     if one.kind != other.kind:
         return False
     if msgspec.UNSET not in (one.parts, other.parts) and not _same_parts(one, other):
@@ -264,11 +273,11 @@ def _same_values(one: Field, other: Field) -> bool:
     return renamed or one.type == other.type or names[0] == names[1] or set(names) <= set(_TEXTS)
 
 
-def _same_parts(older: Field, newer: Field) -> bool:
+def _same_parts(older: VersionColumn, newer: VersionColumn) -> bool:
     """Tell whether the newer column prints all values of the older one unchanged: labels may be added.
 
-    >>> def field(**parts): return Field("mood", "public.mood", "literal", 2, 1, parts)
-    >>> others = field(a="sad", b="glad"), field(a="blue"), Field("mood", "public.mood", "literal", 2)
+    >>> def field(**parts): return VersionColumn("mood", "public.mood", "literal", 2, 1, parts)
+    >>> others = field(a="sad", b="glad"), field(a="blue"), VersionColumn("mood", "public.mood", "literal", 2)
     >>> [_same_parts(field(a="sad"), other) for other in others]
     [True, False, False]
     """
@@ -278,6 +287,6 @@ def _same_parts(older: Field, newer: Field) -> bool:
     return all(now.get(name) == value for name, value in (older.parts or {}).items())
 
 
-def _older(versions: Mapping[int, Version], number: int) -> Version | None:
+def _older(versions: Mapping[int, DefinitionVersion], number: int) -> DefinitionVersion | None:
     below = [other for other in versions if other < number]
     return versions[max(below)] if below else None

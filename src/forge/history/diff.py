@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 
 from forge.change import UNAVAILABLE, Row, same
-from forge.history.definitions import Version
+from forge.history.definitions import DefinitionVersion
 from forge.wire import encode_value
 
 
-class Difference(msgspec.Struct, frozen=True, omit_defaults=True):
+class ColumnDifference(msgspec.Struct, frozen=True, omit_defaults=True):
     """A column before and after; unset if there was no row. The values of a `hidden` column are not known."""
 
     column: str
@@ -29,41 +29,41 @@ class Difference(msgspec.Struct, frozen=True, omit_defaults=True):
         }
 
 
-def differences(before: Row | None, after: Row | None, hidden: Collection[str] = ()) -> tuple[Difference, ...]:
+def differences(before: Row | None, after: Row | None, hidden: Collection[str] = ()) -> tuple[ColumnDifference, ...]:
     """Return the differing columns in the table's order, hidden ones last; all known ones if one side has no row.
 
     >>> differences({"id": 1, "status": "placed"}, {"id": 1, "status": "paid"})
-    (Difference(column='status', before='placed', after='paid', hidden=False),)
+    (ColumnDifference(column='status', before='placed', after='paid', hidden=False),)
     >>> [change.column for change in differences(None, {"id": 1, "secret": UNAVAILABLE})]
     ['id']
     """
     return tuple(_differences(before, after, hidden))
 
 
-def _differences(before: Row | None, after: Row | None, hidden: Collection[str]) -> Iterator[Difference]:
+def _differences(before: Row | None, after: Row | None, hidden: Collection[str]) -> Iterator[ColumnDifference]:
     if before is None or after is None:
         for name, value in (before or after or {}).items():
             if value is not UNAVAILABLE:
-                yield Difference(name, **{"before" if after is None else "after": value})
+                yield ColumnDifference(name, **{"before" if after is None else "after": value})
         return
     for name in [*before, *(name for name in after if name not in before)]:
         old, new = before.get(name, UNAVAILABLE), after.get(name, UNAVAILABLE)
         if name not in hidden and not same(old, new):
-            yield Difference(name, old, new)
+            yield ColumnDifference(name, old, new)
     for name in hidden:
-        yield Difference(name, hidden=True)
+        yield ColumnDifference(name, hidden=True)
 
 
-def redefinition(older: Version | None, newer: Version) -> tuple[str, ...]:
+def redefinition(older: DefinitionVersion | None, newer: DefinitionVersion) -> tuple[str, ...]:
     """Describe the changes of a newer definition in words.
 
-    >>> from forge.history.definitions import Field
-    >>> def version(*fields): return Version(1, 1, "public", "t", fields, ("id",), "")
-    >>> id, name = Field("id", "integer", "plain", 1), Field("name", "text", "plain", 2)
-    >>> title, number = Field("title", "text", "plain", 2), Field("n", "bigint", "plain", 3)
+    >>> from forge.history.definitions import VersionColumn
+    >>> def version(*fields): return DefinitionVersion(1, 1, "public", "t", fields, ("id",), "")
+    >>> id, name = VersionColumn("id", "integer", "plain", 1), VersionColumn("name", "text", "plain", 2)
+    >>> title, number = VersionColumn("title", "text", "plain", 2), VersionColumn("n", "bigint", "plain", 3)
     >>> redefinition(version(id, name), version(id, title, number))
     ('column name is title', 'column n bigint is new')
-    >>> redefinition(version(id, name), version(Field("id", "bigint", "plain", 1)))
+    >>> redefinition(version(id, name), version(VersionColumn("id", "bigint", "plain", 1)))
     ('column id integer is bigint', 'column name is gone')
     """
     if older is None or older.relation != newer.relation:
@@ -71,7 +71,7 @@ def redefinition(older: Version | None, newer: Version) -> tuple[str, ...]:
     return tuple(_redefinition(older, newer))
 
 
-def _redefinition(older: Version, newer: Version) -> Iterator[str]:
+def _redefinition(older: DefinitionVersion, newer: DefinitionVersion) -> Iterator[str]:
     if newer.empty is not None:
         yield "tracking began again"
     if (older.schema, older.table) != (newer.schema, newer.table):

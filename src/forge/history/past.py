@@ -26,9 +26,18 @@ from forge.changelog.rewind import CurrentTable, rewind_query
 from forge.cursor import Snapshot
 from forge.errors import HistoryUnavailable
 from forge.history import tracked
-from forge.history.definitions import UNSEEN, Effect, Event, Field, Plan, Version, effects, plan
+from forge.history.definitions import (
+    UNSEEN,
+    DefinitionVersion,
+    EventEffect,
+    RewindPlan,
+    TableEvent,
+    VersionColumn,
+    effects,
+    plan,
+)
 from forge.history.instants import COUNTED, Answered, Gap, oldest_fix
-from forge.history.tracked import Tracked, named
+from forge.history.tracked import TrackedTable, named
 from forge.postgres.connection import Connection
 from forge.postgres.names import escaped
 from forge.postgres.queries import filled, fragment, query_file
@@ -44,7 +53,7 @@ _MARK: Final = f'"{REDACTED}"'.encode()
 class Past:
     """A tracked table in a recorded snapshot. Usable only in the transaction that created it."""
 
-    def __init__(self, connection: Connection, table: Tracked, answered: Answered, first_id: int) -> None:
+    def __init__(self, connection: Connection, table: TrackedTable, answered: Answered, first_id: int) -> None:
         self.name = table.name
         self.at = answered.at
         self.answered = answered
@@ -62,8 +71,8 @@ class Past:
         found = plan(self._events, self._effects, table.versions, self._trimmed_id)
         if found is None:
             raise self._unknown(f"it is tracked since {table.enabled_at.isoformat()}", self._oldest())
-        self._plan: Plan = found
-        self.version: Version = found.target
+        self._plan: RewindPlan = found
+        self.version: DefinitionVersion = found.target
         self._values = {
             **answered.snapshot.bounds,
             "first": first_id,
@@ -214,7 +223,7 @@ class Past:
             return
         for place, event in enumerate(self._events):
             if not event.seen and event.op == "S" and self._effects[place].kind in ("none", "columns"):
-                self._effects[place] = Effect("break", "began to be tracked again")
+                self._effects[place] = EventEffect("break", "began to be tracked again")
                 return
 
     def _check(self) -> None:
@@ -239,7 +248,7 @@ class Past:
 
     def _oldest(self) -> datetime | None:
         """Return the oldest recorded instant that can be answered."""
-        ends: list[tuple[Event, Effect]] = [
+        ends: list[tuple[TableEvent, EventEffect]] = [
             pair for pair in zip(self._events, self._effects, strict=True) if pair[1].kind in ("empty", "break")
         ]
         for event, effect in ends:
@@ -249,7 +258,7 @@ class Past:
             return None
         return self._first_seeing(ends[-1][0] if ends else None, whole=False)
 
-    def _first_seeing(self, event: Event | None, *, whole: bool = True) -> datetime | None:
+    def _first_seeing(self, event: TableEvent | None, *, whole: bool = True) -> datetime | None:
         values = {
             "at": event.at if event else "-infinity",
             "xid": event.transaction if event else None,
@@ -281,7 +290,7 @@ class Past:
 class _Images:
     """Composes rows from what is known of them before and after the snapshot."""
 
-    def __init__(self, plan: Plan, table: Tracked) -> None:
+    def __init__(self, plan: RewindPlan, table: TrackedTable) -> None:
         self._plan = plan
         self._versions = table.versions
         self._target = plan.target
@@ -327,7 +336,7 @@ class _Images:
     def _names(self, known: dict[int, dict[str, str] | None], carried: Any, number: int) -> dict[str, str] | None:
         """Map a version's column names to those in the target; None if they are the same."""
         if number not in known:
-            fields: dict[int, Field] = carried(self._versions[number])
+            fields: dict[int, VersionColumn] = carried(self._versions[number])
             names = {field.name: self._target.by_number[attnum].name for attnum, field in fields.items()}
             whole = len(names) == len(self._target.fields) == len(self._versions[number].fields)
             known[number] = None if whole and all(old == new for old, new in names.items()) else names

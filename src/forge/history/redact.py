@@ -26,10 +26,10 @@ from psycopg.rows import tuple_row
 
 from forge.errors import RedactError
 from forge.history import tracked
-from forge.history.definitions import Version
+from forge.history.definitions import DefinitionVersion
 from forge.history.revert.chosen import Logged
 from forge.history.revert.collapse import moves
-from forge.history.tracked import Tracked
+from forge.history.tracked import TrackedTable
 from forge.postgres.connection import Connection, typed_errors
 from forge.postgres.names import escaped
 from forge.postgres.text import check_storable
@@ -125,7 +125,7 @@ class _Found:
         for pin in tracked.PINS:
             rows.execute(pin)
         self._rows = rows
-        self._table: Tracked = tracked.load(rows, table, relation)
+        self._table: TrackedTable = tracked.load(rows, table, relation)
         self._names = {id: tuple(_names(self._table, version, columns)) for id, version in self._table.versions.items()}
         _check_columns(self._table, columns, self._names)
         newest = self._table.newest
@@ -251,11 +251,11 @@ class _Found:
         return [name for name, has in zip(names, found or (), strict=False) if has]
 
 
-def _attnum(version: Version, name: str) -> int:
+def _attnum(version: DefinitionVersion, name: str) -> int:
     return next(field.attnum for field in version.fields if field.name == name)
 
 
-def _names(table: Tracked, version: Version, columns: Iterable[str]) -> Iterator[str]:
+def _names(table: TrackedTable, version: DefinitionVersion, columns: Iterable[str]) -> Iterator[str]:
     """Yield a version's names of these columns: by number if it is the same relation, else by name."""
     now = {field.name: field.attnum for field in table.newest.fields}
     for name in columns:
@@ -265,7 +265,7 @@ def _names(table: Tracked, version: Version, columns: Iterable[str]) -> Iterator
                 yield field.name
 
 
-def _check_columns(table: Tracked, columns: Sequence[str], names: Mapping[int, Sequence[str]]) -> None:
+def _check_columns(table: TrackedTable, columns: Sequence[str], names: Mapping[int, Sequence[str]]) -> None:
     if not columns:
         raise RedactError("no column is named", fix="name at least one, e.g. --columns email,phone")
     known = {field.name for version in table.versions.values() for field in version.fields}

@@ -32,12 +32,12 @@ from psycopg.rows import tuple_row
 from psycopg.types.string import ByteaBinaryLoader
 
 from forge.change import NO_CONTEXT, UNAVAILABLE, Change, Op, Row
-from forge.changelog.decode import Decoder
+from forge.changelog.decode import LogDecoder
 from forge.changelog.tenancy import SIGNED, Tenant, owned, parameters
 from forge.errors import CursorInvalid, HistoryUnavailable
 from forge.history import tracked
-from forge.history.diff import Difference, differences, redefinition
-from forge.history.tracked import Tracked
+from forge.history.diff import ColumnDifference, differences, redefinition
+from forge.history.tracked import TrackedTable
 from forge.postgres.connection import Connection, typed_errors
 from forge.wire import encode_row, timestamp
 
@@ -93,11 +93,11 @@ _PARTNER: Final = f"""
       AND {_SHOWN}"""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class TimelineEntry(msgspec.Struct, frozen=True):
     """One change. `was` is the row's key before it, `became` the key after it, if the key changed."""
 
     change: Change
-    diff: tuple[Difference, ...] = ()
+    diff: tuple[ColumnDifference, ...] = ()
     was: Row | None = None
     became: Row | None = None
     redefined: tuple[str, ...] = ()
@@ -139,11 +139,11 @@ class Timeline(msgspec.Struct, frozen=True):
 
     table: str
     key: Row
-    entries: tuple[Entry, ...]
+    entries: tuple[TimelineEntry, ...]
     next: str | None
 
 
-class Place(NamedTuple):
+class TimelinePosition(NamedTuple):
     """The start of a page: below this place of the log, with this key string."""
 
     place: int
@@ -152,15 +152,15 @@ class Place(NamedTuple):
 
     def token(self) -> str:
         """
-        >>> Place(8, 9, "é").token()
+        >>> TimelinePosition(8, 9, "é").token()
         'OC45LsOp'
-        >>> Place.parse('OC45LsOp')
-        Place(place=8, id=9, row_id='é')
+        >>> TimelinePosition.parse('OC45LsOp')
+        TimelinePosition(place=8, id=9, row_id='é')
         """
         return urlsafe_b64encode(f"{self.place}.{self.id}.{self.row_id}".encode()).decode().rstrip("=")
 
     @classmethod
-    def parse(cls, token: str) -> "Place":
+    def parse(cls, token: str) -> "TimelinePosition":
         try:
             text = urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode()
         except ValueError:
@@ -187,7 +187,7 @@ def timeline(
     with _asked(connection, table, key) as asked:
         found, word = asked.table, asked.row_id
         walk = _Walk(connection, found, tenant)
-        start = Place(_LAST, _LAST, word) if before is None else Place.parse(before)
+        start = TimelinePosition(_LAST, _LAST, word) if before is None else TimelinePosition.parse(before)
         entries, following = walk.page(start, limit, follow=follow)
         entries = walk.signed(entries)
         typed = (entry.change.key for entry in entries if entry.change.key and entry.change.row_id == word)
@@ -206,7 +206,7 @@ class _Asked(NamedTuple):
     """The requested row, and what is needed to read it."""
 
     rows: Rows[tuple[Any, ...]]
-    table: Tracked
+    table: TrackedTable
     key: Row
     row_id: str
 
@@ -232,21 +232,23 @@ def _asked(connection: Connection, table: str, key: object) -> Iterator[_Asked]:
 class _Walk:
     """Walks from each change to the older one."""
 
-    def __init__(self, connection: Connection, table: Tracked, tenant: Tenant | None) -> None:
+    def __init__(self, connection: Connection, table: TrackedTable, tenant: Tenant | None) -> None:
         self._table = table
         self._tenant = tenant
         self._connection = connection
         self._rows = connection.cursor(binary=True, row_factory=tuple_row)
         self._rows.adapters.register_loader("json", ByteaBinaryLoader)
         log = self._rows.execute("SELECT uuid::text FROM forge.log_identity ORDER BY id DESC LIMIT 1").fetchone()
-        self._decoder = Decoder(log[0] if log else "")
+        self._decoder = LogDecoder(log[0] if log else "")
         for version in table.versions.values():
             shape = [{"name": field.name, "type": field.type, "kind": field.kind} for field in version.fields]
             self._decoder.learn(version.id, version.schema, version.table, list(shape), list(version.key))
 
-    def page(self, start: Place, limit: int, *, follow: bool) -> tuple[list[Entry], Place | None]:
+    def page(
+        self, start: TimelinePosition, limit: int, *, follow: bool
+    ) -> tuple[list[TimelineEntry], TimelinePosition | None]:
         """Return entries, and where to continue if there are more."""
-        found: list[Entry] = []
+        found: list[TimelineEntry] = []
         below = start
         for more in self._entries(start, limit + 1, follow=follow):
             if more is None or len(found) == limit:
@@ -255,7 +257,7 @@ class _Walk:
             found.append(entry)
         return found, None
 
-    def signed(self, entries: list[Entry]) -> list[Entry]:
+    def signed(self, entries: list[TimelineEntry]) -> list[TimelineEntry]:
         """Remove the actor from entries where the tenant may not know it."""
         if self._tenant is None:
             return entries
@@ -264,9 +266,11 @@ class _Walk:
         known = {row[0] for row in found}
         return [entry if entry.change.source.transaction in known else _unsigned(entry) for entry in entries]
 
-    def _entries(self, start: Place, most: int, *, follow: bool) -> Iterator[tuple[Entry, Place] | None]:
+    def _entries(
+        self, start: TimelinePosition, most: int, *, follow: bool
+    ) -> Iterator[tuple[TimelineEntry, TimelinePosition] | None]:
         """Yield each entry with the place below it; None for the first that would make all of them too large."""
-        place: Place | None = start
+        place: TimelinePosition | None = start
         room, first = MOST_BYTES, True
         while place is not None:
             word, after = place.row_id, place
@@ -276,11 +280,11 @@ class _Walk:
                     yield None
                     return
                 number, size = number + 1, row[-1]
-                below = Place(row[1], row[0], word)
+                below = TimelinePosition(row[1], row[0], word)
                 op = self._change(row).op
                 partner = self._partner(row) if follow and op in (Op.INSERT, Op.DELETE) else None
                 if partner is not None and op is Op.INSERT:
-                    place = Place(partner[1], partner[0], partner[-1])
+                    place = TimelinePosition(partner[1], partner[0], partner[-1])
                     size += sum(len(image) for image in partner[6:8] if image is not None)
                     yield self._moved(partner, row), place
                     break
@@ -289,7 +293,7 @@ class _Walk:
                 place = below if number == most else None
             room, first = room - size, False
 
-    def _logged(self, below: Place, most: int, room: int, *, first: bool) -> Iterator[tuple[Any, ...]]:
+    def _logged(self, below: TimelinePosition, most: int, room: int, *, first: bool) -> Iterator[tuple[Any, ...]]:
         """Yield the log's rows of a key below a place, newest first, held by the server and fetched as needed."""
         versions = [number for number, veiled in self._table.veiled.items() if not self._veils(veiled)]
         values = {**below._asdict(), "versions": versions, "limit": most, "room": room, **parameters(self._tenant)}
@@ -319,16 +323,16 @@ class _Walk:
             return None
         return self._rows.execute(_PARTNER, values).fetchone()
 
-    def _moved(self, old: tuple[Any, ...], new: tuple[Any, ...]) -> Entry:
+    def _moved(self, old: tuple[Any, ...], new: tuple[Any, ...]) -> TimelineEntry:
         before, after = self._change(old), self._change(new)
-        return Entry(after, differences(before.before, after.after), was=before.key)
+        return TimelineEntry(after, differences(before.before, after.after), was=before.key)
 
-    def _entry(self, row: tuple[Any, ...], partner: tuple[Any, ...] | None) -> Entry:
+    def _entry(self, row: tuple[Any, ...], partner: tuple[Any, ...] | None) -> TimelineEntry:
         change = self._change(row)
         if change.op is Op.SCHEMA:
-            return Entry(change, redefined=self._redefined(change, row[4]))
+            return TimelineEntry(change, redefined=self._redefined(change, row[4]))
         became = None if partner is None else self._change(partner).key
-        return Entry(change, differences(change.before, change.after, change.hidden), became=became)
+        return TimelineEntry(change, differences(change.before, change.after, change.hidden), became=became)
 
     def _redefined(self, change: Change, number: int) -> tuple[str, ...]:
         if change.context.more:
@@ -345,7 +349,7 @@ class _Walk:
         return msgspec.structs.replace(change, before=before, after=after)
 
 
-def _unsigned(entry: Entry) -> Entry:
+def _unsigned(entry: TimelineEntry) -> TimelineEntry:
     return msgspec.structs.replace(entry, change=msgspec.structs.replace(entry.change, context=NO_CONTEXT))
 
 

@@ -18,7 +18,7 @@ from psycopg import Cursor as Rows
 
 from forge.change import text
 from forge.errors import HistoryUnavailable
-from forge.history.definitions import Event, Field, Version, veils
+from forge.history.definitions import DefinitionVersion, TableEvent, VersionColumn, veils
 from forge.postgres import session
 from forge.postgres.names import escaped, quoted
 from forge.postgres.text import check_storable
@@ -28,8 +28,8 @@ _TRACKED: Final = """
     SELECT t.id, format('%%I.%%I', t.schema_name, t.table_name), t.enabled_at, r.table_oid, t.excluded, t.masked,
            forge.sees_ddl(), split_part(forge.fingerprint(r.table_oid), '.', 1)
     FROM forge.tracked_table t LEFT JOIN forge.tracked_relation r ON r.id = t.id
-    WHERE r.table_oid = %(relation)s
-       OR NOT EXISTS (SELECT FROM forge.tracked_relation o WHERE o.table_oid = %(relation)s)
+    WHERE t.id = (SELECT forge.tracked_id(%(relation)s::oid))
+       OR (SELECT forge.tracked_id(%(relation)s::oid)) IS NULL
           AND (%(name)s = t.table_name OR %(name)s = t.schema_name || '.' || t.table_name
                OR %(name)s = format('%%I.%%I', t.schema_name, t.table_name))
     ORDER BY t.disabled_at DESC NULLS FIRST, t.schema_name = 'public' DESC, t.id DESC LIMIT 1"""
@@ -44,7 +44,7 @@ _EVENTS: Final = """
     ORDER BY 1, 2"""
 
 
-class Tracked(msgspec.Struct, frozen=True):
+class TrackedTable(msgspec.Struct, frozen=True):
     """A tracked table as a reader finds it. `relation` is None if it is not tracked at present."""
 
     id: int
@@ -55,12 +55,12 @@ class Tracked(msgspec.Struct, frozen=True):
     sees_ddl: bool
     settled: bool
     """Whether the newest version is the current definition."""
-    versions: Mapping[int, Version]
+    versions: Mapping[int, DefinitionVersion]
     veiled: Mapping[int, frozenset[str]]
     """For each version the columns that are not shown, even if the log has them."""
 
     @property
-    def newest(self) -> Version:
+    def newest(self) -> DefinitionVersion:
         return self.versions[max(self.versions)]
 
 
@@ -81,7 +81,7 @@ def find(rows: Rows[Any], name: str) -> int | None:
         raise
 
 
-def load(rows: Rows[Any], name: str, relation: int | None) -> Tracked:
+def load(rows: Rows[Any], name: str, relation: int | None) -> TrackedTable:
     """Return what is known of it; raise HistoryUnavailable if it was never tracked."""
     found = rows.execute(_TRACKED, {"relation": relation, "name": name}).fetchone()
     if found is None:
@@ -90,24 +90,24 @@ def load(rows: Rows[Any], name: str, relation: int | None) -> Tracked:
     versions = versions_of(rows, number)
     settled = table is None or versions[max(versions)].fingerprint.split(".")[0] == print_now
     veiled = veils(versions, {*excluded, *masked})
-    return Tracked(number, name, shown, table, enabled_at, sees_ddl, settled, versions, veiled)
+    return TrackedTable(number, name, shown, table, enabled_at, sees_ddl, settled, versions, veiled)
 
 
-def versions_of(rows: Rows[Any], number: int) -> dict[int, Version]:
+def versions_of(rows: Rows[Any], number: int) -> dict[int, DefinitionVersion]:
     """Return the definitions that a tracked table had, oldest first."""
     return {row[0]: _version(row) for row in rows.execute(_VERSIONS, (number,))}
 
 
-def _version(row: Sequence[Any]) -> Version:
-    fields = tuple(msgspec.convert(item, Field) for item in row[4])
-    return Version(row[0], row[1], row[2], row[3], fields, tuple(row[5]), row[6], row[7])
+def _version(row: Sequence[Any]) -> DefinitionVersion:
+    fields = tuple(msgspec.convert(item, VersionColumn) for item in row[4])
+    return DefinitionVersion(row[0], row[1], row[2], row[3], fields, tuple(row[5]), row[6], row[7])
 
 
-def events(rows: Rows[Any], tracked: Tracked, first_id: int, snapshot: str | None) -> list[Event]:
+def events(rows: Rows[Any], tracked: TrackedTable, first_id: int, snapshot: str | None) -> list[TableEvent]:
     """Return the log's events of the table as a whole, in order."""
     values = {"snapshot": snapshot, "versions": list(tracked.versions), "first_id": first_id}
     return [
-        Event(place, id, transaction, at, version, op, _note(context), seen)
+        TableEvent(place, id, transaction, at, version, op, _note(context), seen)
         for place, id, transaction, at, version, op, context, seen in rows.execute(_EVENTS, values)
     ]
 
@@ -151,7 +151,7 @@ def in_order(words: str) -> list[str]:
     return [part.strip() for part in words.split(" · " if " · " in words else ",")]
 
 
-def given_key(tracked: Tracked, version: Version, key: object) -> dict[str, Any]:
+def given_key(tracked: TrackedTable, version: DefinitionVersion, key: object) -> dict[str, Any]:
     """Return the key's columns, named as in the version, with values; HistoryUnavailable for another shape."""
     names = version.key
     if not names:
@@ -175,7 +175,7 @@ def given_key(tracked: Tracked, version: Version, key: object) -> dict[str, Any]
     return {name: given[name] for name in names}
 
 
-def row_id(rows: Rows[Any], tracked: Tracked, version: Version, key: Mapping[str, Any]) -> str:
+def row_id(rows: Rows[Any], tracked: TrackedTable, version: DefinitionVersion, key: Mapping[str, Any]) -> str:
     """Return the string under which the log has the row."""
     newest = tracked.newest
     if tracked.relation is None or version.relation != newest.relation or version.key_numbers != newest.key_numbers:
@@ -192,7 +192,7 @@ def row_id(rows: Rows[Any], tracked: Tracked, version: Version, key: Mapping[str
     return str(word[0])
 
 
-def key_values(tracked: Tracked, key: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
+def key_values(tracked: TrackedTable, key: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
     """Return the key's values as SQL expressions of their current types, and the parameters in those."""
     types = {field.name: field.type for field in tracked.newest.fields}
     names = [f"key_{place}" for place in range(len(key))]
@@ -210,7 +210,7 @@ def named(*names: str) -> str:
 
 
 @contextmanager
-def refused(tracked: Tracked) -> Iterator[None]:
+def refused(tracked: TrackedTable) -> Iterator[None]:
     """Convert a value's type error into HistoryUnavailable within this block."""
     try:
         yield

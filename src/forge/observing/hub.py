@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 _telling: ContextVar[bool] = ContextVar("forge_telling", default=False)
 
 
-class Subscription:
+class EventSubscription:
     """A callback that gets events until `off`; `failures` and `dropped` count the events it missed."""
 
     def __init__(self, kind: Kind, callback: Callback, sample: float, slower_than: float, params: bool) -> None:
@@ -119,20 +119,20 @@ class Subscription:
             logger.warning("a subscriber of %r misses events: %s; this is said once", self.kind, why)
 
 
-class Hub:
+class QueryBus:
     """The subscriptions of the process."""
 
     def __init__(self) -> None:
         self.listening = False
         self._lock = threading.Lock()
-        self._subscriptions: dict[str, tuple[Subscription, ...]] = dict.fromkeys(KINDS, ())
+        self._subscriptions: dict[str, tuple[EventSubscription, ...]] = dict.fromkeys(KINDS, ())
 
-    def add(self, subscription: Subscription) -> None:
+    def add(self, subscription: EventSubscription) -> None:
         with self._lock:
             self._subscriptions[subscription.kind] += (subscription,)
             self.listening = True
 
-    def remove(self, subscription: Subscription) -> None:
+    def remove(self, subscription: EventSubscription) -> None:
         with self._lock:
             kept = tuple(other for other in self._subscriptions[subscription.kind] if other is not subscription)
             self._subscriptions[subscription.kind] = kept
@@ -181,7 +181,7 @@ class Hub:
             _telling.reset(token)
 
 
-hub: Final = Hub()
+hub: Final = QueryBus()
 
 
 @contextmanager
@@ -227,7 +227,7 @@ class Timed:
 
 def on(
     kind: Kind, callback: Callback, /, *, sample: float = 1.0, slower_than: float = 0.0, params: bool = False
-) -> Subscription:
+) -> EventSubscription:
     """Subscribe to every observed statement that ran ("query") or failed ("error").
 
     `sample` is the share of statements reported, at random; `slower_than`, in seconds, skips faster ones. `params=True`
@@ -241,6 +241,6 @@ def on(
         raise ConfigError(f"sample is {sample!r}", fix="pass a share above 0 and up to 1, as 0.1 for a tenth")
     if not slower_than >= 0.0:
         raise ConfigError(f"slower_than is {slower_than!r}", fix="pass seconds, as 0.2")
-    subscription = Subscription(kind, callback, sample, slower_than, params)
+    subscription = EventSubscription(kind, callback, sample, slower_than, params)
     hub.add(subscription)
     return subscription

@@ -17,6 +17,7 @@ from forge.changelog.queries import query
 from forge.cursor import LogIdentity
 from forge.errors import LakeError, NotInstalled
 from forge.pipeline.lake import Lake
+from forge.pipeline.local import no_lake
 from forge.pipeline.silver.types import Types
 from forge.pipeline.tables import exists, load, micros, of_micros
 from forge.postgres.connection import Connection
@@ -39,7 +40,7 @@ SCHEMA: Final = StructType(
 FORMAT: Final = 1
 
 
-class About(msgspec.Struct, frozen=True):
+class LakeRun(msgspec.Struct, frozen=True):
     """A run of a lake."""
 
     run: int
@@ -54,7 +55,7 @@ class About(msgspec.Struct, frozen=True):
     """The start of the run, by the clock of the database."""
 
 
-def read(spark: SparkSession, lake: Lake) -> About | None:
+def read(spark: SparkSession, lake: Lake) -> LakeRun | None:
     """Return the newest run; None when the lake does not exist."""
     if not exists(spark, lake.about):
         return None
@@ -63,7 +64,7 @@ def read(spark: SparkSession, lake: Lake) -> About | None:
         return None
     if row["format"] > FORMAT:
         raise LakeError(f"the lake {lake.path} was made by a newer Forge", fix="upgrade forge-changes")
-    return About(
+    return LakeRun(
         row["run"],
         row["application"],
         LogIdentity(row["log"], row["system_identifier"], row["timeline"]),
@@ -75,11 +76,11 @@ def read(spark: SparkSession, lake: Lake) -> About | None:
     )
 
 
-def need(spark: SparkSession, lake: Lake) -> About:
+def need(spark: SparkSession, lake: Lake) -> LakeRun:
     """Return the newest run of a lake that must exist."""
     about = read(spark, lake)
     if about is None:
-        raise LakeError(f"there is no lake at {lake.path}", fix="forge pipeline run --once")
+        raise no_lake(lake)
     return about
 
 
@@ -98,7 +99,7 @@ def identity(connection: Connection) -> LogIdentity:
     return LogIdentity(row[0], row[1], row[2])
 
 
-def check(about: About, lake: Lake, connection: Connection) -> None:
+def check(about: LakeRun, lake: Lake, connection: Connection) -> None:
     """Raise unless the lake mirrors this database, possibly from before a failover or restore."""
     if about.log == identity(connection):
         return
@@ -118,14 +119,14 @@ def begin(
     start: str,
     tables: str | None,
     types: Types,
-) -> About:
+) -> LakeRun:
     """Record a new run."""
     before = read(spark, lake)
     run = 1 if before is None else before.run + 1
     log = identity(connection)
     now = connection.execute("SELECT clock_timestamp()").fetchone()
     assert now is not None
-    about = About(run, f"forge-{uuid.uuid4()}", log, generation, start, tables, types, now[0])
+    about = LakeRun(run, f"forge-{uuid.uuid4()}", log, generation, start, tables, types, now[0])
     row = (
         about.run,
         about.application,

@@ -70,11 +70,23 @@ def row_as_of(spark: SparkSession, lake: Lake, table: str, key: object, instant:
     return rows.where(past.has_key(name, rows, key))
 
 
+class LakeAsOf(dict[str, DataFrame]):
+    """Tables by name, as of one recorded instant; `left_out` are the other tables, each with the reason."""
+
+    def __init__(self, frames: Mapping[str, DataFrame], left_out: Mapping[str, HistoryUnavailable]) -> None:
+        super().__init__(frames)
+        self.left_out: Final = dict(left_out)
+
+
 def lake_as_of(
     spark: SparkSession, lake: Lake, instant: datetime | Instant, tables: Sequence[str] | None = None
-) -> dict[str, DataFrame]:
-    """Return tables by name, all as of one recorded instant; by default all tables that the lake knew then."""
+) -> LakeAsOf:
+    """Return tables by name, all as of one recorded instant; by default all tables that the lake knew then.
+
+    A named table that the lake did not know raises HistoryUnavailable; of all tables, such are in `left_out`.
+    """
     past = _Past(spark, lake, instant)
+    unknown: dict[str, HistoryUnavailable] = {}
     if tables is not None:
         names = [qualified(table) for table in tables]
         past.check(names)
@@ -84,7 +96,7 @@ def lake_as_of(
         if unknown and len(unknown) == len(names):
             raise unknown[names[0]]
         names = [name for name in names if name not in unknown]
-    return {name: past.table(name) for name in names}
+    return LakeAsOf({name: past.table(name) for name in names}, unknown)
 
 
 def qualified(table: str) -> str:

@@ -1,10 +1,14 @@
-"""Process one batch: bronze, then the silver of each table, redactions in both, gold if it is due, and the ledger.
+"""Merge ticks that are in bronze: the silver of each table, redactions, gold if it is due, and the ledger.
+
+The ticks that are merged together are a batch, with the number of its last tick. A batch that was interrupted is merged
+again, whichever ticks it has then: every step is idempotent for any set of changes.
 
 Tables are independent of each other, so several are merged in parallel. When a table fails, the batch fails and is
 retried as a whole; every step that was already done is skipped.
 """
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime
 from typing import Final
@@ -17,17 +21,18 @@ from forge.change import Op
 from forge.changelog.reader import START
 from forge.cursor import Snapshot
 from forge.pipeline import bronze, instants, ledger, redaction
-from forge.pipeline.about import About
+from forge.pipeline.about import LakeRun
 from forge.pipeline.definitions import Definition
 from forge.pipeline.gold import Gold, daily
 from forge.pipeline.gold.building import Models
 from forge.pipeline.gold.models import load
 from forge.pipeline.lake import Lake
-from forge.pipeline.ledger import Entry
+from forge.pipeline.ledger import LedgerEntry
 from forge.pipeline.silver import table
 from forge.pipeline.silver.types import Types
-from forge.pipeline.source.offset import Offset, TableShare
+from forge.pipeline.source.offset import TableShare
 from forge.pipeline.tables import of_micros
+from forge.pipeline.ticks import Tick
 from forge.postgres.connection import Connection
 
 AT_A_TIME: Final = 3
@@ -43,7 +48,7 @@ _INSTANTS: Final = (
 ROWS: Final = tuple(map(str, (Op.INSERT, Op.UPDATE, Op.DELETE, Op.READ)))
 
 
-class Found(msgspec.Struct, frozen=True):
+class TableChanges(msgspec.Struct, frozen=True):
     """The changes of one table in a batch."""
 
     name: str
@@ -59,7 +64,7 @@ class Batches:
     """Process the batches of one run, one after the other."""
 
     def __init__(
-        self, spark: SparkSession, lake: Lake, about: About, connection: Connection, models: str | None, types: Types
+        self, spark: SparkSession, lake: Lake, about: LakeRun, connection: Connection, models: str | None, types: Types
     ) -> None:
         self._spark = spark
         self._lake = lake
@@ -71,12 +76,11 @@ class Batches:
         self._gold = Gold(spark, lake)
         self._began: Snapshot | None = None
 
-    def take(self, changes: DataFrame, batch: int, began: float) -> Entry:
-        """Write a batch to the lake and return its ledger entry."""
+    def take(self, ticks: Sequence[Tick], began: float) -> LedgerEntry:
+        """Merge consecutive ticks and return their ledger entry."""
         spark, lake, about = self._spark, self._lake, self._about
-        offset = self._offset(batch)
-        bronze.append(changes, lake, about.application, about.run, batch)
-        kept = bronze.batch_of(spark, lake, about.run, batch)
+        offset, batch = ticks[-1].offset, ticks[-1].number
+        kept = bronze.between(spark, lake, ticks[0].batch, ticks[-1].batch)
         found, newest, days = found_in(kept)
         versions = [version for each in found for version in each.versions]
         self._definitions = bronze.learn(
@@ -89,11 +93,11 @@ class Batches:
                 redaction.obey(spark, lake, self._known(each), kept, self._types)
         cursor = offset.cursor
         whole = cursor.last is None and not offset.waiting and not offset.stale
-        self._copy_instants(offset)
+        self._copy_instants(ticks)
         self._gold.take(days)
         if self._models is not None:
-            self._models.build(kept, bronze.number(about.run, batch))
-        entry = Entry(
+            self._models.build(kept, ticks[-1].batch, ticks[0].batch - 1)
+        entry = LedgerEntry(
             about.run,
             batch,
             cursor,
@@ -106,7 +110,7 @@ class Batches:
             time.monotonic() - began,
             datetime.now(UTC),
         )
-        ledger.record(spark, lake, about.application, entry, offset)
+        ledger.record(spark, lake, about.application, entry, [tick.offset for tick in ticks])
         return entry
 
     def rest(self) -> None:
@@ -117,13 +121,7 @@ class Batches:
         """Run all deferred work."""
         self._gold.flush()
 
-    def _offset(self, batch: int) -> Offset:
-        """Return the stream's offset after a batch, as Spark wrote it to the checkpoint before the batch began."""
-        path = f"{self._lake.checkpoint(self._about.run)}/offsets/{batch}"
-        lines = [row[0] for row in self._spark.read.text(path).collect()]
-        return Offset.load(msgspec.json.decode(lines[-1]))
-
-    def _table(self, found: Found, changes: DataFrame, batch: int) -> int:
+    def _table(self, found: TableChanges, changes: DataFrame, batch: int) -> int:
         """Merge the changes of one table into silver; return the number of rows that did not fit."""
         known = self._known(found)
         one = next(iter(known.values()))
@@ -141,13 +139,13 @@ class Batches:
             types=self._types,
         )
 
-    def _known(self, found: Found) -> dict[int, Definition]:
+    def _known(self, found: TableChanges) -> dict[int, Definition]:
         return {version: each for version, each in self._definitions.items() if each.name == found.name}
 
-    def _copy_instants(self, offset: Offset) -> None:
+    def _copy_instants(self, ticks: Sequence[Tick]) -> None:
         """Copy the recorded instants whose snapshot the lake has reached, page by page."""
-        spark, lake = self._spark, self._lake
-        since, began = instants.newest(spark, lake), self._first_snapshot(offset)
+        spark, lake, offset = self._spark, self._lake, ticks[-1].offset
+        since, began = instants.newest(spark, lake), self._first_snapshot(ticks)
         while rows := self._connection.execute(_INSTANTS, (since, PAGE)).fetchall():
             covered = instants.covered(rows, offset.cursor.snapshot)
             instants.copy(spark, lake, instants.following(covered, began))
@@ -155,16 +153,17 @@ class Batches:
                 break
             since = rows[-1][0]
 
-    def _first_snapshot(self, offset: Offset) -> Snapshot:
+    def _first_snapshot(self, ticks: Sequence[Tick]) -> Snapshot:
         """Return the snapshot that the run began with; before it, this run did not follow the log."""
         if self._began is None:
-            shares = [Snapshot.parse(piece.snapshot) for piece in offset.pieces if isinstance(piece, TableShare)]
+            pieces = [piece for tick in ticks for piece in tick.offset.pieces]
+            shares = [Snapshot.parse(piece.snapshot) for piece in pieces if isinstance(piece, TableShare)]
             known = ledger.first_snapshot(self._spark, self._lake, self._about.run)
             self._began = known or next(iter(shares), START)
         return self._began
 
 
-def found_in(changes: DataFrame) -> tuple[list[Found], datetime | None, set[date]]:
+def found_in(changes: DataFrame) -> tuple[list[TableChanges], datetime | None, set[date]]:
     """Return the changes of a batch per table, the largest first, the write time of its newest change, and the days of
     changes that gold counts."""
     rows = (
@@ -180,7 +179,7 @@ def found_in(changes: DataFrame) -> tuple[list[Found], datetime | None, set[date
         .collect()
     )
     found = [
-        Found(
+        TableChanges(
             f"{row['schema']}.{row['table']}",
             tuple(row["versions"]),
             row["rows"],

@@ -39,19 +39,31 @@ def number(run: int, batch: int) -> int:
 
 
 def append(
-    changes: DataFrame, lake: Lake, application: str, run: int, batch: int, *, version: int | None = None
+    changes: DataFrame,
+    lake: Lake,
+    application: str,
+    run: int,
+    batch: int,
+    *,
+    version: int | None = None,
+    metadata: str | None = None,
 ) -> None:
     """Append the changes of a batch, unless the application has already written this version; default: the batch's
-    number."""
+    number. `metadata` becomes part of the commit."""
     rows = changes.withColumns({"day": day_of("at"), "batch": F.lit(number(run, batch)).cast("long")}).select(
         *BRONZE.names
     )
-    append_once(rows, lake.changes, application, batch if version is None else version, "day")
+    append_once(rows, lake.changes, application, batch if version is None else version, "day", metadata=metadata)
 
 
 def batch_of(spark: SparkSession, lake: Lake, run: int, batch: int) -> DataFrame:
     """Return the changes of a batch."""
     return load(spark, lake.changes).where(F.col("batch") == number(run, batch))
+
+
+def between(spark: SparkSession, lake: Lake, first: int, last: int) -> DataFrame:
+    """Return the changes of the batches with these numbers in the lake, and of those between."""
+    return load(spark, lake.changes).where(F.col("batch").between(first, last))
 
 
 def definitions(spark: SparkSession, lake: Lake) -> dict[int, Definition]:

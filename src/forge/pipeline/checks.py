@@ -9,7 +9,7 @@ from pyspark.sql.types import BooleanType, LongType, StructField, StructType, Ti
 from forge.pipeline import ledger
 from forge.pipeline.bronze import number
 from forge.pipeline.lake import Lake
-from forge.pipeline.ledger import Entry
+from forge.pipeline.ledger import LedgerEntry
 
 SCHEMA: Final = StructType(
     [
@@ -20,7 +20,7 @@ SCHEMA: Final = StructType(
 )
 
 
-def note(spark: SparkSession, lake: Lake, equal: bool, entry: Entry | None = None) -> None:
+def note(spark: SparkSession, lake: Lake, equal: bool, entry: LedgerEntry | None = None) -> None:
     """Store the result of a comparison of all tables after a batch; default: the newest batch."""
     entry = entry or ledger.last(spark, lake)
     assert entry is not None

@@ -12,11 +12,11 @@ from forge.errors import LakeError
 from forge.pipeline import about as abouts
 from forge.pipeline import ledger
 from forge.pipeline.lake import Lake
-from forge.pipeline.verify import Report, verify
+from forge.pipeline.verify import VerifyReport, verify
 from forge.postgres.connection import connect, typed_errors
 
 
-def compare(spark: SparkSession, lake: Lake, url: str, tables: Sequence[str] | None = None) -> Report:
+def compare(spark: SparkSession, lake: Lake, url: str, tables: Sequence[str] | None = None) -> VerifyReport:
     """Compare tables of a lake, by default all, with the database as of the lake's snapshot."""
     about = abouts.need(spark, lake)
     with typed_errors(), connect(url) as connection:

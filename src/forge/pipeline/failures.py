@@ -6,7 +6,7 @@ text. A syntax error in the user's SQL becomes one line. All other failures stay
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from py4j.protocol import Py4JJavaError
@@ -43,11 +43,19 @@ _PLACES: Final = (
 
 
 def translate(failure: BaseException) -> ForgeError | None:
-    """Return the Forge error that a Spark failure contains; None when it contains none."""
+    """Return the Forge error that a Spark failure contains; None when it contains none.
+
+    >>> translate(RuntimeError("forge.errors.LakeError: no lake\\nfix: make one"))
+    LakeError('no lake')
+    >>> translate(RuntimeError("forge.errors.ModelError: a.sql:1: no model\\nfix: make one"))
+    ForgeError('a.sql:1: no model')
+    """
     text = str(failure).strip()
     if raised := _RAISED.search(text):
         kind: type[ForgeError] = getattr(errors, raised[1], ForgeError)
-        return kind(raised[2], fix=raised[3])
+        with suppress(TypeError):  # a kind with fields of its own, which the text does not have
+            return kind(raised[2], fix=raised[3])
+        return ForgeError(raised[2], fix=raised[3])
     for place, message, fix in _PLACES:
         if found := place.search(text):
             return LakeError(f"{message}: {' '.join(found[0].split())[:160]}", fix=fix)

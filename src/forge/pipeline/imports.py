@@ -7,17 +7,18 @@ that the lake's own stream has not reached yet, because the stream will bring th
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from itertools import islice
+from typing import Final, Literal
 
 import msgspec
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from forge.cursor import Cursor
 from forge.errors import LakeError
 from forge.pipeline import about as abouts
 from forge.pipeline import bronze, ledger, redaction
-from forge.pipeline.about import About
+from forge.pipeline.about import LakeRun
 from forge.pipeline.archive import read
 from forge.pipeline.asof import unseen
 from forge.pipeline.batch import found_in
@@ -27,15 +28,20 @@ from forge.pipeline.lake import Lake
 from forge.pipeline.silver import table
 from forge.pipeline.tables import exists, load
 
+SHOWN: Final = 5
+"""The number of reasons for refused lines that are returned."""
+
+POSITION: Final = r"[:,]? ?\(?(?:at )?(?:byte|position|character|line \d+ column|column) \d+\)?"
+
 
 class Imported(msgspec.Struct, frozen=True):
-    """The result of an import, with the number of refused lines; `reason` is that of one of them."""
+    """The result of an import, with the number of refused lines; `reasons` are the most frequent, without positions."""
 
     changes: int
     tables: dict[str, int]
     quarantined: int
     refused: int
-    reason: str | None
+    reasons: dict[str, int]
 
 
 def bring(
@@ -63,8 +69,7 @@ def bring(
         source=source,
         strict=strict,
     )
-    refused = archive.refused.select("reason").limit(1).collect()
-    count = archive.refused.count() if refused else 0
+    refused = _reasons(archive.refused)
     number = int(hashlib.sha256(archive.id.encode()).hexdigest()[:12], 16) % bronze.RUN
     bronze.keep(spark, lake, archive.definitions)
     changes = archive.unseen(load(spark, lake.changes)) if exists(spark, lake.changes) else archive.changes
@@ -95,12 +100,19 @@ def bring(
         sum(each.changes for each in found),
         {each.name: each.changes for each in found},
         quarantined,
-        count,
-        refused[0]["reason"] if refused else None,
+        sum(refused.values()),
+        dict(islice(refused.items(), SHOWN)),
     )
 
 
-def _to_come(about: About, cursor: Cursor) -> Column:
+def _reasons(refused: DataFrame) -> dict[str, int]:
+    """Return the number of refused lines by reason, most frequent first. A position in the line is not a reason."""
+    reason = F.regexp_replace("reason", POSITION, "").alias("reason")
+    found = refused.groupBy(reason).count().orderBy(F.desc("count"), "reason").collect()
+    return {row["reason"]: row["count"] for row in found}
+
+
+def _to_come(about: LakeRun, cursor: Cursor) -> Column:
     """Return the condition that the lake's own stream will bring a change: it is of the lake's log and of a mirrored
     table."""
     own = F.col("id").startswith(f"{about.log.uuid}:") & F.expr(unseen("`transaction`", cursor.snapshot))

@@ -28,7 +28,8 @@ from typing import Final
 
 import msgspec
 
-from forge.pipeline.java import DELTA, SPARK, SparkUnavailable, need_java
+from forge.errors import SparkUnavailable
+from forge.pipeline.java import DELTA, SPARK, need_java
 
 SECONDS: Final = 300
 Means = Callable[[Sequence["Jar"], Path], None]

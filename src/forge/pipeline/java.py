@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from forge.errors import ForgeError
+from forge.errors import SparkUnavailable
 
 SPARK: Final = "4.2"
 DELTA: Final = "4.4.0"
@@ -21,10 +21,6 @@ JAVAS: Final = (17, 21, 25)
 
 _INSTALL: Final = "pip install 'forge-changes[spark]'"
 _INSTALL_JAVA: Final = "install Java 17 (Debian, Ubuntu: apt-get install openjdk-17-jre-headless), or set JAVA_HOME"
-
-
-class SparkUnavailable(ForgeError):
-    """Spark cannot be started here; nothing was read or written."""
 
 
 def need_pyspark() -> None:

@@ -11,14 +11,14 @@ from forge.pipeline.source.statements import source_query
 from forge.postgres.connection import Connection
 
 
-class Lag(msgspec.Struct, frozen=True):
+class LakeLag(msgspec.Struct, frozen=True):
     """The number of committed changes that are not in the lake, and the age of the oldest."""
 
     changes: int
     seconds: float
 
 
-def lag(connection: Connection, cursor: Cursor, tables: str | None) -> Lag:
+def lag(connection: Connection, cursor: Cursor, tables: str | None) -> LakeLag:
     """Measure the log after the cursor, for these tables (comma-separated names; None for all)."""
     last = cursor.last or NOWHERE
     identity = connection.execute(query("identity")).fetchone()
@@ -35,4 +35,4 @@ def lag(connection: Connection, cursor: Cursor, tables: str | None) -> Lag:
     ).fetchone()
     assert row is not None
     changes, oldest = row
-    return Lag(changes, 0.0 if oldest is None else max(0.0, (datetime.now(UTC) - oldest).total_seconds()))
+    return LakeLag(changes, 0.0 if oldest is None else max(0.0, (datetime.now(UTC) - oldest).total_seconds()))

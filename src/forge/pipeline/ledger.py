@@ -4,6 +4,7 @@ The newest row is the lake's position: `cursor` is that of the stream's checkpoi
 of the lake equal the database as of the cursor's snapshot.
 """
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -41,13 +42,15 @@ SCHEMA: Final = StructType(
         StructField("newest", TimestampType()),
         StructField("seconds", DoubleType(), False),
         StructField("at", TimestampType(), False),
+        StructField("offset", StringType()),
     ]
 )
 """`snapshot` is set where a generation begins: the snapshot in which its rows were read. `tables` is a JSON object of
-the number of changes per table; `newest` is the write time of the newest change of the batch."""
+the number of changes per table; `newest` is the write time of the newest change of the batch. `offset` is the stream's
+offset after the batch, for lakes whose bronze has lost the commit that says it."""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class LedgerEntry(msgspec.Struct, frozen=True):
     """A batch that is in the lake."""
 
     run: int
@@ -68,15 +71,15 @@ class Entry(msgspec.Struct, frozen=True):
 
         >>> from forge.cursor import LogIdentity
         >>> cursor = Cursor(LogIdentity("6f1c0b52-3f0e-4c57-9a53-0d6f2a3b9c11", "73", 1), Snapshot(5, 5))
-        >>> Entry(2, 7, cursor, 1, True, 0, 0, {}, None, 0.1, datetime(2026, 1, 1)).name
+        >>> LedgerEntry(2, 7, cursor, 1, True, 0, 0, {}, None, 0.1, datetime(2026, 1, 1)).name
         '2.7'
         """
         return f"{self.run}.{self.batch}"
 
 
-def record(spark: SparkSession, lake: Lake, application: str, entry: Entry, offset: Offset) -> None:
-    """Record that a batch is in the lake; repeated calls add one row."""
-    began = [piece.snapshot for piece in offset.pieces if isinstance(piece, TableShare)]
+def record(spark: SparkSession, lake: Lake, application: str, entry: LedgerEntry, offsets: Sequence[Offset]) -> None:
+    """Record that a batch is in the lake, with the offsets after each of its ticks; repeated calls add one row."""
+    began = [piece.snapshot for offset in offsets for piece in offset.pieces if isinstance(piece, TableShare)]
     row = (
         number(entry.run, entry.batch),
         entry.run,
@@ -90,18 +93,28 @@ def record(spark: SparkSession, lake: Lake, application: str, entry: Entry, offs
         entry.newest,
         entry.seconds,
         datetime.now(UTC),
+        msgspec.json.encode(offsets[-1].dump()).decode(),
     )
     frame = spark.createDataFrame([row], SCHEMA).coalesce(1)
     append_once(frame, lake.batches, f"{application}-batches", entry.batch)
 
 
-def last(spark: SparkSession, lake: Lake, *, whole: bool = False) -> Entry | None:
+def last(spark: SparkSession, lake: Lake, *, whole: bool = False) -> LedgerEntry | None:
     """Return the newest batch, or the newest after which the lake was whole."""
     if not exists(spark, lake.batches):
         return None
     rows = load(spark, lake.batches).withColumns({"newest": micros("newest"), "at": micros("at")})
     row = (rows.where("whole") if whole else rows).orderBy(F.col("batch").desc()).first()
     return None if row is None else _entry(row)
+
+
+def offset(spark: SparkSession, lake: Lake, run: int) -> tuple[int, Offset] | None:
+    """Return the number of a run's newest batch, and the offset after it; None when no row of the run has one."""
+    if not exists(spark, lake.batches) or "offset" not in load(spark, lake.batches).columns:
+        return None
+    rows = load(spark, lake.batches).where(F.col("run") == run).where("offset IS NOT NULL")
+    row = rows.orderBy(F.col("batch").desc()).select("batch", "offset").first()
+    return None if row is None else (row[0] - number(run, 0), Offset.load(msgspec.json.decode(row[1])))
 
 
 def generations(spark: SparkSession, lake: Lake) -> list[Cursor]:
@@ -129,9 +142,9 @@ def first_snapshot(spark: SparkSession, lake: Lake, run: int) -> Snapshot | None
     return None if row is None else Snapshot.parse(row["snapshot"])
 
 
-def _entry(row: Row) -> Entry:
+def _entry(row: Row) -> LedgerEntry:
     run = row["run"]
-    return Entry(
+    return LedgerEntry(
         run,
         row["batch"] - number(run, 0),
         Cursor.parse(row["cursor"]),

@@ -43,7 +43,7 @@ _RETENTION: Final = "delta.deletedFileRetentionDuration"
 _UNLESS_TOLD: Final = "interval 168 hours"
 
 
-class Done(msgspec.Struct, frozen=True):
+class MaintenanceStep(msgspec.Struct, frozen=True):
     """A completed step on a table: `optimized`, `ordered`, `vacuumed`, `purged` or `skipped`."""
 
     table: str
@@ -56,8 +56,10 @@ class Done(msgspec.Struct, frozen=True):
     @property
     def text(self) -> str:
         """
-        >>> Done("bronze/changes", "optimized", 1.5, 12, 1).text, Done("gold/who", "vacuumed", 0.5).text
-        ('bronze/changes   12 files into 1   1.5 s', 'gold/who   vacuumed   0.5 s')
+        >>> MaintenanceStep("bronze/changes", "optimized", 1.5, 12, 1).text
+        'bronze/changes   12 files into 1   1.5 s'
+        >>> MaintenanceStep("gold/who", "vacuumed", 0.5).text
+        'gold/who   vacuumed   0.5 s'
         """
         said = {
             "optimized": f"{self.removed:,} files into {self.added:,}" if self.removed else "nothing to put together",
@@ -79,7 +81,7 @@ def maintain(
     history_days: int | None = None,
     progress: Callable[[str], None] = lambda text: None,
     now: datetime | None = None,
-) -> list[Done]:
+) -> list[MaintenanceStep]:
     """Maintain all tables of a lake; `progress` is called before each step."""
     if vacuum_hours is not None and vacuum_hours < LEAST_HOURS:
         raise LakeError(
@@ -117,7 +119,7 @@ class _Work:
         self._lake = lake
         self._progress = progress
         self._paths = paths(spark, lake)
-        self.done: list[Done] = []
+        self.done: list[MaintenanceStep] = []
 
     def purge_bronze(self, until: datetime) -> None:
         """Drop whole days: remove their files and write the kept rows again."""
@@ -184,7 +186,7 @@ class _Work:
             yield result
         except CONFLICTS:
             what, result = "skipped", {}
-        self.done.append(Done(place, what, time.monotonic() - began, **result))
+        self.done.append(MaintenanceStep(place, what, time.monotonic() - began, **result))
 
     def _names(self) -> dict[str, str]:
         """Return the names of tables by the paths of their histories."""

@@ -1,57 +1,55 @@
-"""Run a pipeline that keeps a lake current: a stream of the log whose batches go through bronze, silver and gold.
+"""Run a pipeline that keeps a lake current: ticks bring the log into bronze, batches of ticks are merged into silver.
 
     with pipeline(spark, url, Lake("/lake")) as running:
         running.once()
 
-Delivery is exactly once, whichever process is killed and when: Spark writes down the content of a batch before it
-begins, bronze accepts a batch once, and every step after bronze is idempotent. So an interrupted batch is repeated. The
-steps are durable in this order: offset, bronze, silver, gold, the batch's row in `batches`, commit.
+Delivery is exactly once, whichever process is killed and when: a tick is one commit to bronze that also has the
+position after it (`forge.pipeline.ticks`), and every step after bronze is idempotent, so an interrupted batch is merged
+again. The steps are durable in this order: bronze with the position, silver, gold, the batch's row in `batches`.
 """
 
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Literal
+from typing import Final, Literal, TypeVar
 
 import msgspec
-from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql import SparkSession
 
 from forge.cursor import Cursor
 from forge.errors import CursorForeign, HistoryUnavailable, LakeError
 from forge.pipeline import about as abouts
-from forge.pipeline import checks, ledger
-from forge.pipeline.about import About
+from forge.pipeline import checks, ledger, ticks
+from forge.pipeline.about import LakeRun
 from forge.pipeline.batch import Batches
 from forge.pipeline.failures import translated
-from forge.pipeline.lag import Lag, lag
+from forge.pipeline.lag import LakeLag, lag
 from forge.pipeline.lake import Lake
 from forge.pipeline.lease import lease
-from forge.pipeline.ledger import Entry
+from forge.pipeline.ledger import LedgerEntry
 from forge.pipeline.silver.types import Types
-from forge.pipeline.source import register
-from forge.pipeline.source.options import MOST_EVENTS, STARTS
-from forge.pipeline.source.planner import tracked
+from forge.pipeline.source.offset import Offset, TableShare
+from forge.pipeline.source.options import MOST_EVENTS, STARTS, StreamOptions
+from forge.pipeline.source.planner import Planner, tracked
 from forge.pipeline.tables import CONFLICTS
+from forge.pipeline.ticks import Tick
 from forge.pipeline.verify import verify
 from forge.postgres.connection import Connection
 from forge.postgres.held_session import HeldSession
 
 TRIES: Final = 4
+MERGE_AFTER: Final = 30.0
 LOST: Final = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
 """Spark's error class for checkpointed data on an executor that is gone."""
 
+T = TypeVar("T")
 _log = logging.getLogger("forge.pipeline")
 
 
-class _Stopped(Exception):
-    """Raised at the start of a batch after the last one, before any work; the next run begins with this batch."""
-
-
-class Settings(msgspec.Struct, frozen=True):
+class LakeSettings(msgspec.Struct, frozen=True):
     """Settings of a lake. `start` applies only when the lake begins or is read again."""
 
     tables: tuple[str, ...] = ()
@@ -60,6 +58,8 @@ class Settings(msgspec.Struct, frozen=True):
     partitions: int | None = None
     models: str | None = None
     """A folder of users' own SQL models."""
+    merge_after: float = MERGE_AFTER
+    """The age in seconds at which ticks in bronze are merged into silver, while a run follows the log."""
     json: Literal["string", "variant"] | None = None
     """The type of json and jsonb columns in a new lake; default `string`."""
 
@@ -69,19 +69,19 @@ def pipeline(
     spark: SparkSession,
     url: str,
     lake: Lake,
-    settings: Settings | None = None,
+    settings: LakeSettings | None = None,
     *,
     resnapshot: bool = False,
-    on_batch: Callable[[Entry], None] | None = None,
-) -> Iterator["Pipeline"]:
+    on_batch: Callable[[LedgerEntry], None] | None = None,
+) -> Iterator["PipelineRun"]:
     """Open a pipeline that holds the lease of its lake for this block."""
-    settings = settings or Settings()
+    settings = settings or LakeSettings()
     with translated(), lease(url, lake.path) as session:
         about = _whose(spark, lake, session.connection, settings, resnapshot)
-        yield Pipeline(spark, url, lake, settings, about, session, on_batch)
+        yield PipelineRun(spark, url, lake, settings, about, session, on_batch)
 
 
-class Pipeline:
+class PipelineRun:
     """One run of a lake."""
 
     def __init__(
@@ -89,10 +89,10 @@ class Pipeline:
         spark: SparkSession,
         url: str,
         lake: Lake,
-        settings: Settings,
-        about: About,
+        settings: LakeSettings,
+        about: LakeRun,
         session: HeldSession,
-        on_batch: Callable[[Entry], None] | None,
+        on_batch: Callable[[LedgerEntry], None] | None,
     ) -> None:
         self.about = about
         self._spark = spark
@@ -102,26 +102,50 @@ class Pipeline:
         self._session = session
         self._on_batch = on_batch
         self._stopping = threading.Event()
-        self._failure: BaseException | None = None
+        self._number = -1
+        self._offset: Offset
+        self._unmerged: list[Tick] = []
+        """The ticks in bronze that are not in silver, oldest first."""
+        self._since = 0.0
+        """The time since when there are any."""
         self._batches = Batches(spark, lake, about, session.connection, settings.models, about.types)
 
     def once(self) -> None:
-        """Process everything committed by now, in as many batches as needed."""
-        self._follow({"availableNow": True})
+        """Process everything committed by now, in as many ticks and batches as needed."""
+        with self._planning() as planner:
+            planner.settle()
+            while not self._stopping.is_set() and self._tick(planner):
+                if self._unmerged_rows() >= self._settings.most:
+                    self._merge()
+            while not self._stopping.is_set() and self._unmerged:
+                self._merge()
+        self._batches.finish()
 
     def follow(self, seconds: float) -> None:
-        """Process new commits at an interval in seconds, until `stop` is called."""
-        self._follow({"processingTime": f"{max(1, round(seconds * 1000))} milliseconds"})
+        """Take in new commits at an interval in seconds, until `stop` is called; merge them when that is due."""
+        with self._planning() as planner:
+            while not self._stopping.is_set():
+                began = time.monotonic()
+                more = self._tick(planner)
+                if self._due():
+                    self._merge()
+                elif not more:
+                    self._batches.rest()
+                if not self._session.alive():
+                    raise LakeError("the database is gone, and the lease of the lake with it", fix="start again")
+                if not more:
+                    self._stopping.wait(max(0.0, seconds - (time.monotonic() - began)))
+        self._batches.finish()
 
     def stop(self) -> None:
         """Stop after the current batch; may be called from a signal handler."""
         self._stopping.set()
 
-    def lag(self, entry: Entry) -> Lag:
+    def lag(self, entry: LedgerEntry) -> LakeLag:
         """Return the lag of the lake after a batch."""
         return lag(self._session.connection, entry.cursor, self.about.tables)
 
-    def verify(self, entry: Entry) -> bool | None:
+    def verify(self, entry: LedgerEntry) -> bool | None:
         """Whether the lake equals the database after a batch; None when only a later batch can tell."""
         try:
             snapshot = str(entry.cursor.snapshot)
@@ -132,68 +156,107 @@ class Pipeline:
         checks.note(self._spark, self._lake, equal, entry)
         return equal
 
-    def _follow(self, trigger: dict[str, Any]) -> None:
-        query = self._started(trigger)
+    @contextmanager
+    def _planning(self) -> Iterator[Planner]:
+        """Open a planner, and find where the run stands: at the newest tick in bronze."""
+        tables = None if self.about.tables is None else tuple(self.about.tables.split(","))
+        options = StreamOptions(
+            self._url,
+            self.about.start,
+            tables,
+            generation=self.about.generation,
+            partitions=self._settings.partitions or max(2, os.cpu_count() or 2),
+            most=self._settings.most,
+        )
+        planner = Planner(options)
         try:
-            while not query.awaitTermination(1):
-                idle = not query.status["isTriggerActive"]
-                if self._stopping.is_set() and idle:
-                    break
-                if idle:
-                    self._batches.rest()
-                if not self._session.alive():
-                    raise LakeError("the database is gone, and the lease of the lake with it", fix="start again")
-        except StreamingQueryException:
-            if self._failure is None:
-                raise
-            if not isinstance(self._failure, _Stopped):
-                raise self._failure from None
+            self._resume(planner)
+            yield planner
         finally:
-            query.stop()
-        self._batches.finish()
+            planner.close()
 
-    def _started(self, trigger: dict[str, Any]) -> StreamingQuery:
-        register(self._spark)
-        options = {
-            "url": self._url,
-            "start": self.about.start,
-            "generation": str(self.about.generation),
-            "maxEventsPerTrigger": str(self._settings.most),
-        }
-        if self.about.tables:
-            options["tables"] = self.about.tables
-        if self._settings.partitions:
-            options["numPartitions"] = str(self._settings.partitions)
-        changes = self._spark.readStream.format("forge").options(**options).load()
-        writer = changes.writeStream.foreachBatch(self._batch).queryName(f"forge {self._lake.path}")
-        checkpoint = self._lake.checkpoint(self.about.run)
-        return writer.option("checkpointLocation", checkpoint).trigger(**trigger).start()
+    def _resume(self, planner: Planner) -> None:
+        spark, lake = self._spark, self._lake
+        entry = ledger.last(spark, lake)
+        merged = entry.batch if entry is not None and entry.run == self.about.run else None
+        found = ticks.since(spark, lake, self.about, merged)
+        if not found and (kept := ledger.offset(spark, lake, self.about.run)) is not None:
+            found = [Tick(self.about.run, *kept, 0)]
+        if not found and (older := ticks.of_checkpoint(spark, lake, self.about, merged)) is not None:
+            found = [older]
+        self._number = found[-1].number if found else -1
+        self._offset = found[-1].offset if found else planner.initial()
+        self._unmerged = [tick for tick in found if merged is None or tick.number > merged]
+        self._since = time.monotonic()
 
-    def _batch(self, changes: DataFrame, batch: int) -> None:
-        try:
-            if self._stopping.is_set():
-                raise _Stopped
-            entry = self._taken(changes, batch)
-            if self._on_batch is not None:
-                self._on_batch(entry)
-        except BaseException as failure:
-            # Spark would return only the text of the failure.
-            self._failure = failure
-            raise
+    def _tick(self, planner: Planner) -> bool:
+        """Bring what is new, up to a batch of it, into bronze; return whether there was anything."""
+        following = planner.next(self._offset, self._settings.most)
+        if following == self._offset:
+            return False
+        if not following.pieces:
+            self._offset = following
+            return True
+        changes = ticks.changes_of(
+            self._spark, self._url, following, planner.identity.uuid, planner.first_id, self.about.tables
+        )
 
-    def _taken(self, changes: DataFrame, batch: int) -> Entry:
-        """Process a batch; retry if an executor was lost together with its results, or if another process, such as
-        `forge pipeline maintain`, has written to a table during its merge."""
+        def append() -> Tick:
+            return ticks.append(self._spark, self._lake, self.about, changes, self._number + 1, following)
+
+        tick = _retried(append, f"the tick {self._number + 1}")
+        self._number, self._offset = tick.number, tick.offset
+        if not self._unmerged:
+            self._since = time.monotonic()
+        self._unmerged.append(tick)
+        return True
+
+    def _due(self) -> bool:
+        """Whether the ticks in bronze must be merged now: because of their age, or of their number of changes."""
+        if not self._unmerged:
+            return False
+        return (
+            time.monotonic() - self._since >= self._settings.merge_after or self._unmerged_rows() >= self._settings.most
+        )
+
+    def _unmerged_rows(self) -> int:
+        return sum(tick.rows for tick in self._unmerged)
+
+    def _merge(self) -> None:
+        """Merge the oldest ticks, as many as a batch may have; retry if an executor was lost together with its results,
+        or if another process, such as `forge pipeline maintain`, has written to a table during its merge."""
         began = time.monotonic()
-        for tries_left in reversed(range(TRIES)):
-            try:
-                return self._batches.take(changes, batch, began)
-            except Exception as failure:
-                why = _passing(failure)
-                if not tries_left or why is None:
-                    raise
-                _log.warning("%s, the batch %s is done again", why, batch)
-        raise AssertionError("the last try returns or raises")
+        some = together(self._unmerged, self._settings.most)
+        entry = _retried(lambda: self._batches.take(some, began), f"the batch {some[-1].number}")
+        self._unmerged = self._unmerged[len(some) :]
+        self._since = time.monotonic()
+        if self._on_batch is not None:
+            self._on_batch(entry)
+
+
+def together(ticks: Sequence[Tick], most: int) -> list[Tick]:
+    """Return the first ticks that can be merged together: up to a number of rows, and of one snapshot at most."""
+    taken: list[Tick] = []
+    rows, generation = 0, None
+    for tick in ticks:
+        own = next((piece.generation for piece in tick.offset.pieces if isinstance(piece, TableShare)), None)
+        if taken and (rows + tick.rows > most or (own is not None and generation not in (None, own))):
+            break
+        taken.append(tick)
+        rows, generation = rows + tick.rows, own if own is not None else generation
+    return taken
+
+
+def _retried(step: Callable[[], T], what: str) -> T:
+    for tries_left in reversed(range(TRIES)):
+        try:
+            return step()
+        except Exception as failure:
+            why = _passing(failure)
+            if not tries_left or why is None:
+                raise
+            _log.warning("%s, %s is done again", why, what)
+    raise AssertionError("the last try returns or raises")
 
 
 def _passing(failure: Exception) -> str | None:
@@ -203,7 +266,9 @@ def _passing(failure: Exception) -> str | None:
     return "somebody else wrote to the lake" if isinstance(failure, CONFLICTS) else None
 
 
-def _whose(spark: SparkSession, lake: Lake, connection: Connection, settings: Settings, resnapshot: bool) -> About:
+def _whose(
+    spark: SparkSession, lake: Lake, connection: Connection, settings: LakeSettings, resnapshot: bool
+) -> LakeRun:
     """Return the run to continue: the lake's newest, or a new one."""
     tables = ",".join(settings.tables) or None
     about = abouts.read(spark, lake)
@@ -233,7 +298,7 @@ def _whose(spark: SparkSession, lake: Lake, connection: Connection, settings: Se
     return about
 
 
-def _check(settings: Settings, connection: Connection) -> None:
+def _check(settings: LakeSettings, connection: Connection) -> None:
     """Raise for settings that no stream can begin with, before a lake is created with them."""
     tracked(connection, settings.tables or None)
     if settings.start not in STARTS and Cursor.parse(settings.start).log != abouts.identity(connection):

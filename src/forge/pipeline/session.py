@@ -22,8 +22,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from forge.errors import SparkUnavailable
 from forge.pipeline.jars import cache, delta_jars
-from forge.pipeline.java import SparkUnavailable, need_java, need_pyspark
+from forge.pipeline.java import need_java, need_pyspark
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -215,7 +216,13 @@ def _start(wanted: Mapping[str, str], submitted: bool) -> "SparkSession":
     conf = SparkConf(loadDefaults=submitted).setAll(list(wanted.items()))
     # A JVM outlives its session and serves the next one.
     runs = submitted or SparkContext._gateway is not None
-    context = SparkContext(conf=conf, gateway=None if runs else _gateway(conf))
+    try:
+        context = SparkContext(conf=conf, gateway=None if runs else _gateway(conf))
+    except Py4JJavaError as error:
+        why = str(error.java_exception.getMessage() or error.java_exception.getClass().getName()).splitlines()[0]
+        raise SparkUnavailable(
+            f"Spark did not start: {why[:300]}", fix="correct --master or the --conf that it names"
+        ) from error
     try:
         context._jvm.Thread.currentThread().getContextClassLoader().loadClass(EXTENSION)  # type: ignore[union-attr]
     except Py4JJavaError as error:

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from forge.pipeline import horizon, instants, ledger
 from forge.pipeline.bronze import definitions
-from forge.pipeline.gold.states import State, states
+from forge.pipeline.gold.states import ModelState, states
 from forge.pipeline.lake import Lake
 from forge.pipeline.silver.quarantine import counts
 from forge.pipeline.tables import exists, load
@@ -32,7 +32,7 @@ class Size(msgspec.Struct, frozen=True):
     files: int = 0
 
 
-class TableStatus(msgspec.Struct, frozen=True):
+class SilverTableStatus(msgspec.Struct, frozen=True):
     """A table of silver; bytes and files are those of current and history together."""
 
     name: str
@@ -43,18 +43,18 @@ class TableStatus(msgspec.Struct, frozen=True):
     quarantined: int = 0
 
 
-class Status(msgspec.Struct, frozen=True):
+class LakeStatus(msgspec.Struct, frozen=True):
     """The status of a lake. `kept_since` is the start of bronze, if days of it were purged."""
 
     changes: Size
     batches: int
     last_batch: str | None
     last_at: datetime | None
-    tables: list[TableStatus]
+    tables: list[SilverTableStatus]
     first_instant: datetime | None
     last_instant: datetime | None
     kept_since: datetime | None
-    models: list[State]
+    models: list[ModelState]
 
     def problems(self) -> Iterator[str]:
         """Problems that need attention, one line each."""
@@ -68,7 +68,7 @@ class Status(msgspec.Struct, frozen=True):
                 yield f"a model has failed {model.failures:,} {times}: {model.error}"
 
 
-def status(spark: SparkSession, lake: Lake) -> Status:
+def status(spark: SparkSession, lake: Lake) -> LakeStatus:
     """Return the status of a lake."""
     names = sorted({each.name for each in definitions(spark, lake).values()})
     misfits: dict[str, int] = {}
@@ -81,10 +81,10 @@ def status(spark: SparkSession, lake: Lake) -> Status:
     for name in names:
         current, history = sizes[lake.current(name)], sizes[lake.history(name)]
         both = (current.bytes + history.bytes, current.files + history.files)
-        tables.append(TableStatus(name, current.rows, history.rows, *both, misfits.get(name, 0)))
+        tables.append(SilverTableStatus(name, current.rows, history.rows, *both, misfits.get(name, 0)))
     last = ledger.last(spark, lake)
     span = instants.span(spark, lake)
-    return Status(
+    return LakeStatus(
         sizes[lake.changes],
         load(spark, lake.batches).count() if exists(spark, lake.batches) else 0,
         None if last is None else last.name,

@@ -35,9 +35,13 @@ def load(spark: SparkSession, path: str) -> DataFrame:
     return spark.read.format("delta").load(path)
 
 
-def append_once(frame: DataFrame, path: str, application: str, version: int, *partitions: str) -> None:
-    """Append the rows, unless this application has already written this version or a later one."""
-    writer = frame.write.format("delta").mode("append")
+def append_once(
+    frame: DataFrame, path: str, application: str, version: int, *partitions: str, metadata: str | None = None
+) -> None:
+    """Append the rows, unless this application has already written this version or a later one; add new columns."""
+    writer = frame.write.format("delta").mode("append").option("mergeSchema", "true")
+    if metadata is not None:
+        writer = writer.option("userMetadata", metadata)
     if partitions:
         writer = writer.partitionBy(*partitions)
     writer.option("txnAppId", application).option("txnVersion", version).save(path)

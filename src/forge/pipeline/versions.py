@@ -23,12 +23,11 @@ from psycopg import conninfo
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from forge.errors import HistoryUnavailable, ServerError
+from forge.errors import HistoryUnavailable, ServerError, UnknownResource
 from forge.pipeline.lake import Lake
 from forge.pipeline.tables import exists, load
 from forge.postgres import session
 from forge.postgres.connection import Connection, connect
-from forge.versions.errors import UnknownResource
 from forge.versions.install import require_installed
 from forge.versions.nouns import Resource
 

@@ -153,7 +153,7 @@ class HeldSession:
         """Give up a lease before the session ends."""
         leases.give_up(self.connection, name, schema)
 
-    def holder(self, name: str, schema: leases.Schema = "forge") -> leases.Holder | None:
+    def holder(self, name: str, schema: leases.Schema = "forge") -> leases.LeaseHolder | None:
         """Return the session that holds a lease."""
         return leases.holder(self.connection, name, schema)
 

@@ -32,7 +32,7 @@ INSTANTS: Final = "instants"
 """The lease of the session that records instants."""
 
 
-class Holder(msgspec.Struct, frozen=True):
+class LeaseHolder(msgspec.Struct, frozen=True):
     """A session that holds a lease or an advisory lock. `client` is None if it is local, or hidden from this role."""
 
     name: str
@@ -45,7 +45,7 @@ class Holder(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         """Return a text for people.
 
-        >>> str(Holder("maintenance", 4711, "forge", "forge maintenance", "10.0.0.3"))
+        >>> str(LeaseHolder("maintenance", 4711, "forge", "forge maintenance", "10.0.0.3"))
         'pid 4711, forge maintenance, role forge, from 10.0.0.3'
         """
         parts = [f"pid {self.pid}", self.application, f"role {self.role}" if self.role else ""]
@@ -65,21 +65,21 @@ def give_up(connection: Connection, name: str, schema: Schema = "forge") -> None
     connection.execute(f"SELECT {schema}.drop_lease(%s)".encode(), (name,))
 
 
-def holders(connection: Connection, schema: Schema = "forge") -> list[Holder]:
+def holders(connection: Connection, schema: Schema = "forge") -> list[LeaseHolder]:
     """Return every held lease, by name."""
     rows = connection.execute(filled(query("holders"), {"schema": schema}).encode()).fetchall()
-    return [Holder(*row) for row in rows]
+    return [LeaseHolder(*row) for row in rows]
 
 
-def holder(connection: Connection, name: str, schema: Schema = "forge") -> Holder | None:
+def holder(connection: Connection, name: str, schema: Schema = "forge") -> LeaseHolder | None:
     """Return the session that holds a lease."""
     return next((found for found in holders(connection, schema) if found.name == name), None)
 
 
-def strangers(connection: Connection) -> list[Holder]:
+def strangers(connection: Connection) -> list[LeaseHolder]:
     """Return sessions of roles without rights on the log that hold, or wait for, one of Forge's advisory locks.
 
     A follower may have a role that only reads the log; a role that may not even read it has no reason to use the locks.
     """
     rows = connection.execute(query("strangers"), {"wake": locks.WAKE, "pace": locks.PACE}).fetchall()
-    return [Holder(*row) for row in rows]
+    return [LeaseHolder(*row) for row in rows]

@@ -19,9 +19,9 @@ import msgspec
 
 from forge.cache import Cache
 from forge.cache import values as exact
-from forge.cache.entry import Entry
+from forge.cache.entry import CacheEntry
 from forge.cache.recent_changes import ANY_TABLE
-from forge.cache.validity import Found, Keeper, Shown
+from forge.cache.validity import ComputedValue, Shown, ValidCache
 from forge.change import Change
 from forge.changelog.reader import Batch
 from forge.conditions.bound import bind
@@ -58,10 +58,10 @@ class Cached:
     def __init__(self, reactor: Reactor, cache: Cache) -> None:
         self._reactor = reactor
         self._cache = cache
-        self._keeper: Keeper[Reads] | None = None
+        self._keeper: ValidCache[Reads] | None = None
 
     @property
-    def keeper(self) -> Keeper[Reads]:
+    def keeper(self) -> ValidCache[Reads]:
         assert self._keeper is not None, "it was started"
         return self._keeper
 
@@ -83,14 +83,14 @@ class Cached:
         parts = (part for text in (name.encode(), arguments, scope) for part in (str(len(text)).encode(), b":", text))
         key = "q" + hashlib.sha256(b"".join(parts)).hexdigest()[:40]
 
-        async def run(after: After) -> Found[Reads]:
+        async def run(after: After) -> ComputedValue[Reads]:
             async with place():
                 result, outcome = await self._reactor.once(call, after)
             tables = tuple(sorted({_table(read) for read in outcome.reads}))
             lives = [self._cache.life(tables, None if call.query.cache is True else float(call.query.cache))]
             lives += [] if call.query.refresh_every is None else [call.query.refresh_every]
             ttl = None if None in lives else min(life for life in lives if life is not None)
-            return Found(result.json(), result.hash, outcome.coverage, tables, outcome.reads, ttl)
+            return ComputedValue(result.json(), result.hash, outcome.coverage, tables, outcome.reads, ttl)
 
         return await self.keeper.ask(key, name, run, after)
 
@@ -142,7 +142,7 @@ class ReadMatcher:
     def encode(self, reads: Reads) -> bytes:
         return msgspec.msgpack.encode([_encoded(read) for read in reads])
 
-    def decode(self, entry: Entry) -> Reads:
+    def decode(self, entry: CacheEntry) -> Reads:
         """Decode the read set of an entry; without an encoded read set, use whole tables."""
         if entry.reads:
             return [_decoded(parts) for parts in msgspec.msgpack.decode(entry.reads)]

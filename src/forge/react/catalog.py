@@ -1,7 +1,7 @@
 """Analyse what a query reads, with PostgreSQL's own parser and catalog.
 
-Input: a connection, one SQL text and its parameters. Output: an `Analysis`, or `QueryRefused`. The analysis creates a
-temporary view of the query in a transaction that is always rolled back; the query is not executed. The relations,
+Input: a connection, one SQL text and its parameters. Output: a `ReadAnalysis`, or `QueryRefused`. The analysis creates
+a temporary view of the query in a transaction that is always rolled back; the query is not executed. The relations,
 columns and functions come from what PostgreSQL stores about the view: its dependencies, and also its parsed tree,
 because the dependencies omit built-in objects and whole rows. Views, SQL functions with a parsed body and row-level
 security policies are followed; tables reached through them count as read completely. Conditions come from the text
@@ -24,11 +24,11 @@ import psycopg
 
 from forge.conditions.canonical import ColumnType
 from forge.conditions.tree import TRUE, Condition
-from forge.errors import ForgeError
+from forge.errors import QueryRefused, StatementUnreadable
 from forge.postgres.connection import AsyncConnection, typed_errors
 from forge.postgres.names import quoted
-from forge.react.readset import Analysis, TableRead
-from forge.react.scopes import Name, Occurrence, Relation, Statement, Unreadable
+from forge.react.readset import ReadAnalysis, TableRead
+from forge.react.scopes import Name, Occurrence, Relation, Statement
 
 OWN_SCHEMA: Final = "forge"
 OWN_TABLES: Final = frozenset(
@@ -41,16 +41,12 @@ LONG: Final = 10_000
 """Statement length, in characters, from which parsing takes noticeable time (a list of thousands of values)."""
 
 
-class QueryRefused(ForgeError):
-    """The statement is not a query, or its reads cannot be determined."""
-
-
 async def analyze(
     connection: AsyncConnection,
     sql: str,
     parameters: Mapping[str, object] | Sequence[object],
     role: str | None = None,
-) -> Analysis:
+) -> ReadAnalysis:
     """Analyse what one SQL text reads when a role runs it. The connection is to a primary, in autocommit, idle, and
     has the query's search_path."""
     statement = await asyncio.to_thread(_parsed, sql) if len(sql) > LONG else _parsed(sql)
@@ -71,11 +67,11 @@ async def analyze(
 def _parsed(sql: str) -> Statement | None:
     try:
         return Statement(sql)
-    except Unreadable:
+    except StatementUnreadable:
         return None
 
 
-async def declared(connection: AsyncConnection, names: Sequence[str]) -> Analysis:
+async def declared(connection: AsyncConnection, names: Sequence[str]) -> ReadAnalysis:
     """Analyse declared reads: all columns and all rows of these tables and of the tables that these views read."""
     with typed_errors():
         async with connection.transaction(force_rollback=True):
@@ -432,7 +428,9 @@ async def _columns(catalog: _Catalog, relations: Iterable[int]) -> dict[int, dic
     return found
 
 
-async def _analysis(catalog: _Catalog, view: int, statement: Statement | None, names: Mapping[Name, int]) -> Analysis:
+async def _analysis(
+    catalog: _Catalog, view: int, statement: Statement | None, names: Mapping[Name, int]
+) -> ReadAnalysis:
     own = catalog.views[view]
     counts = {oid: own.relations.get(oid, 0) for oid in (*own.relations, *own.columns) if oid != view}
     columns = await _columns(catalog, counts)
@@ -449,7 +447,7 @@ async def _analysis(catalog: _Catalog, view: int, statement: Statement | None, n
         }
         try:
             occurrences = statement.occurrences(relations)
-        except Unreadable:
+        except StatementUnreadable:
             statement = None
     if statement is not None and own.times:
         catalog.volatile |= {f"'{word}'" for word in statement.strings if word.strip().lower() in _MOMENTS}
@@ -500,7 +498,7 @@ def _indirect(catalog: _Catalog, view: int) -> list[int]:
     return [oid for oid in catalog.tables() if oid in found]
 
 
-async def _tracked(catalog: _Catalog, reads: Mapping[int, list[_Read]]) -> Analysis:
+async def _tracked(catalog: _Catalog, reads: Mapping[int, list[_Read]]) -> ReadAnalysis:
     """Convert reads of relations to reads of tracked tables."""
     own = [oid for oid in reads if _is_own(catalog.classes[oid])]
     watched = tuple(TableRead(OWN_SCHEMA, catalog.classes[oid].name, None) for oid in own)
@@ -542,4 +540,4 @@ async def _tracked(catalog: _Catalog, reads: Mapping[int, list[_Read]]) -> Analy
                 # a column that is not read can move a row into or out of a partition
                 columns_read = read.columns if oid == root else None
                 found_reads[TableRead(schema, table, columns_read, read.condition)] = None
-    return Analysis((*found_reads, *watched), types, tuple(sorted(catalog.volatile)))
+    return ReadAnalysis((*found_reads, *watched), types, tuple(sorted(catalog.volatile)))

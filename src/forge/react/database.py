@@ -14,11 +14,11 @@ import msgspec
 from psycopg.rows import dict_row
 
 from forge.conditions.bound import bind
-from forge.errors import ForgeError
+from forge.errors import QueryFailed
 from forge.observing.hub import Timed, hub
 from forge.postgres.connection import AsyncConnection
 from forge.react.index import BoundRead
-from forge.react.readset import Analysis
+from forge.react.readset import ReadAnalysis
 from forge.react.registry import Auth
 from forge.tracking.outbox import Key, outbox
 
@@ -26,17 +26,13 @@ Parameters = Mapping[str, Any] | Sequence[Any]
 _PLACEHOLDER: Final = re.compile(r"%(?:\(([^)]+)\).|.)")
 
 
-class QueryFailed(ForgeError):
-    """A statement of a query or mutation failed."""
-
-
 class Analyze(Protocol):
     """Return what a statement reads."""
 
-    def __call__(self, statement: str, parameters: Parameters, /) -> Awaitable[Analysis]: ...
+    def __call__(self, statement: str, parameters: Parameters, /) -> Awaitable[ReadAnalysis]: ...
 
 
-class Context(msgspec.Struct, frozen=True):
+class QueryContext(msgspec.Struct, frozen=True):
     """The first argument of a query or mutation: its database, and the caller."""
 
     db: "Db"
@@ -142,7 +138,7 @@ def named_in(statement: str) -> set[str]:
     return set(filter(None, _PLACEHOLDER.findall(statement)))
 
 
-def bound_reads(analysis: Analysis, values: Parameters) -> list[BoundRead]:
+def bound_reads(analysis: ReadAnalysis, values: Parameters) -> list[BoundRead]:
     """Return the reads of a statement with these parameters."""
     named = values if isinstance(values, Mapping) else {str(place): value for place, value in enumerate(values)}
     return [

@@ -13,7 +13,7 @@ from forge.config import default
 from forge.cursor import Snapshot
 from forge.errors import ForgeError
 from forge.react.index import BoundRead
-from forge.react.push import MOST_CAUSES, Cause, Subscriber
+from forge.react.push import MOST_CAUSES, RunCause, Subscriber
 from forge.react.registry import Call
 from forge.react.result import Result
 
@@ -33,7 +33,7 @@ class Settings(msgspec.Struct, frozen=True):
     wakeup: Wakeup = default("wakeup")
 
 
-class Metrics(msgspec.Struct):
+class ReactorMetrics(msgspec.Struct):
     """Counters. `missed` must stay 0: it counts stale results whose query no change had touched."""
 
     changes: int = 0
@@ -66,7 +66,7 @@ class Group:
         self.lsn = 0
         self.running = False
         self.waiting = False
-        self.causes: list[Cause] = []
+        self.causes: list[RunCause] = []
         self.more = 0
         self.unseen: set[int] = set()
         self.forced = False
@@ -86,11 +86,11 @@ class Group:
         self.unseen.add(transaction)
         self.touched_at = self.touched_at or time.monotonic()
         if len(self.causes) < MOST_CAUSES:
-            self.causes.append(Cause.of(change, actor=actor))
+            self.causes.append(RunCause.of(change, actor=actor))
         else:
             self.more += 1
 
-    def covered(self) -> list[Cause]:
+    def covered(self) -> list[RunCause]:
         """Return the causes that arrived during a run and are in its result; they need no further run."""
         seen = [cause for cause in self.causes if self.coverage.sees(int(cause.transaction or 0))]
         self.causes = [cause for cause in self.causes if cause not in seen]
@@ -107,7 +107,7 @@ class Group:
         """Whether the last result contains every change that touched the group, so that no run is needed."""
         return not self.forced and self.error is None and all(map(self.coverage.sees, self.unseen))
 
-    def begin(self) -> tuple[tuple[Cause, ...], int]:
+    def begin(self) -> tuple[tuple[RunCause, ...], int]:
         """Start a run for everything that has touched the group so far."""
         causes = tuple(self.causes), self.more
         self.causes, self.more, self.forced = [], 0, False

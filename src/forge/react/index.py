@@ -23,7 +23,7 @@ import msgspec
 
 from forge.change import UNAVAILABLE, Change, Op, Row
 from forge.conditions.bound import Bound, Cover, Points
-from forge.conditions.canonical import UNKNOWN, Form
+from forge.conditions.canonical import UNKNOWN, CanonicalForm
 from forge.conditions.logic import TRUE
 
 Key = TypeVar("Key", bound=Hashable)
@@ -117,7 +117,7 @@ class _Table(Generic[Key]):
     def __init__(self) -> None:
         self.every: Final[set[_Entry[Key]]] = set()
         self._rest: set[_Entry[Key]] = set()
-        self._columns: dict[tuple[str, Form], _Column[Key]] = {}
+        self._columns: dict[tuple[str, CanonicalForm], _Column[Key]] = {}
 
     def touched(self, rows: Iterable[Row], changed: set[str] | None) -> set[Key]:
         """Return the groups to which an image may matter; `changed` is None when the row was inserted or deleted."""

@@ -22,14 +22,14 @@ from psycopg import sql
 from sqlglot.tokenizer_core import Token, TokenType
 
 from forge.change import UNAVAILABLE, JsonNull
-from forge.errors import HistoryUnavailable
+from forge.errors import HistoryUnavailable, QueryFailed
 from forge.history.asof import at_instant
 from forge.history.instants import Answered, Gap
 from forge.postgres.connection import AsyncConnection, connect, connect_async, translate
 from forge.postgres.names import quoted
 from forge.postgres.session import ANALYSIS
 from forge.react import catalog
-from forge.react.database import Context, Db, Parameters, QueryFailed
+from forge.react.database import Db, Parameters, QueryContext
 from forge.react.registry import Call
 from forge.values import Column
 
@@ -63,7 +63,7 @@ async def ask(url: str, call: Call, at: datetime | None, timeout: float = 60.0) 
         )
         db = _PastDb(connection, call.arguments, url, at)
         async with asyncio.timeout(timeout):
-            value = await call.query.function(Context(db, call.auth), **call.arguments)
+            value = await call.query.function(QueryContext(db, call.auth), **call.arguments)
             return Then(value, db.gap)
     except TimeoutError:
         raise QueryFailed(f"{call.query.name} took longer than {timeout:g} s", fix="ask of smaller tables") from None

@@ -10,12 +10,12 @@ import msgspec
 from forge.change import NO_CONTEXT, Change
 from forge.cursor import Snapshot
 from forge.errors import ForgeError
-from forge.react.result import Delta, Result, difference
+from forge.react.result import Result, ResultDelta, difference
 
 MOST_CAUSES: Final = 20
 
 
-class Cause(msgspec.Struct, frozen=True):
+class RunCause(msgspec.Struct, frozen=True):
     """A change that made a query run again: the change, its actor, its time and its transaction."""
 
     id: str
@@ -28,7 +28,7 @@ class Cause(msgspec.Struct, frozen=True):
     transaction: str | None
 
     @classmethod
-    def of(cls, change: Change, *, actor: bool = True) -> "Cause":
+    def of(cls, change: Change, *, actor: bool = True) -> "RunCause":
         """Create a cause from a change; omit the actor if subscribers must not see it."""
         context = change.context if actor else NO_CONTEXT
         return cls(
@@ -47,7 +47,7 @@ class Push:
     """A fresh result. `coverage` is the snapshot it contains; `causes` lists some of the changes that led to it."""
 
     def __init__(
-        self, result: Result, previous: Result | None, coverage: Snapshot, causes: tuple[Cause, ...], more: int
+        self, result: Result, previous: Result | None, coverage: Snapshot, causes: tuple[RunCause, ...], more: int
     ) -> None:
         self.result = result
         self.previous = previous
@@ -57,7 +57,7 @@ class Push:
         """Number of causes beyond the listed ones."""
 
     @cached_property
-    def delta(self) -> Delta | None:
+    def delta(self) -> ResultDelta | None:
         """Return the delta from the previous result; None if there is no previous result or rows have no key."""
         return None if self.previous is None else difference(self.previous, self.result)
 

@@ -26,19 +26,19 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from forge.change import Change, Op, Source
+from forge.change import Change, ChangeSource, Op
 from forge.changelog.follow import follow
 from forge.changelog.reader import Batch
 from forge.cursor import NOW, After, Cursor, wal_position
-from forge.errors import CursorExpired, CursorForeign, ForgeError, ServerError
-from forge.react.catalog import OWN_SCHEMA, OWN_TABLES, QueryRefused
+from forge.errors import CursorExpired, CursorForeign, ForgeError, QueryRefused, ServerError, Unexpected
+from forge.react.catalog import OWN_SCHEMA, OWN_TABLES
 from forge.react.debounce import Debounce
-from forge.react.group import Group, GroupKey, Metrics, Settings
+from forge.react.group import Group, GroupKey, ReactorMetrics, Settings
 from forge.react.index import BoundRead, Index
-from forge.react.push import MOST_CAUSES, Cause, Push, Subscriber
+from forge.react.push import MOST_CAUSES, Push, RunCause, Subscriber
 from forge.react.registry import Auth, Call
 from forge.react.result import Result, encode
-from forge.react.runner import Outcome, Reached, Runner
+from forge.react.runner import Reached, Runner, RunOutcome
 from forge.tasks import spawn
 
 MOST_RECENT: Final = 10_000
@@ -62,7 +62,7 @@ class Reactor:
     ) -> None:
         self.runner = runner
         self.settings = settings
-        self.metrics = Metrics()
+        self.metrics = ReactorMetrics()
         self.groups: dict[GroupKey, Group] = {}
         self.reached: Reached | None = None
         self.following = False
@@ -147,7 +147,7 @@ class Reactor:
         if not group.subscribers:
             group.idle_since = self._clock()
 
-    async def once(self, call: Call, after: After = NOW) -> tuple[Result, Outcome]:
+    async def once(self, call: Call, after: After = NOW) -> tuple[Result, RunOutcome]:
         """Return the current result without a subscription; it contains the transactions that `after` requires."""
         reached = self.reached
         if reached is not None and not after.seen(reached.snapshot):
@@ -168,7 +168,7 @@ class Reactor:
         """Run the groups again that read these Forge tables."""
         now = self._clock()
         for table in tables:
-            change = Change("", Op.INVALIDATE, OWN_SCHEMA, table, Source("own", "", "0"), datetime.now(UTC))
+            change = Change("", Op.INVALIDATE, OWN_SCHEMA, table, ChangeSource("own", "", "0"), datetime.now(UTC))
             for key in self._index.touched(change):
                 self.groups[key].forced = True
                 self._debounce.touch(key, now)
@@ -383,7 +383,7 @@ class Reactor:
                 raise
             # includes a CancelledError from something else that the function awaited
             _log.exception("%s failed", group.call.query.name)
-            told = _Unexpected(f"{group.call.query.name} failed: {type(error).__name__}", fix="see the log")
+            told = Unexpected(f"{group.call.query.name} failed: {type(error).__name__}", fix="see the log")
             self._failed(run, told, reads)
             return
         own = group.call.query.own
@@ -435,7 +435,7 @@ class Reactor:
         except Exception:
             _log.exception("a subscriber failed")
 
-    def _note_volatile(self, group: Group, outcome: Outcome) -> None:
+    def _note_volatile(self, group: Group, outcome: RunOutcome) -> None:
         name = group.call.query.name
         if outcome.volatile and group.call.query.refresh_every is None and name not in self._noted:
             self._noted.add(name)
@@ -460,7 +460,7 @@ class Reactor:
                 self._debounce.touch(group.key, now)
                 self._due.set()
 
-    def _encoded(self, call: Call, outcome: Outcome) -> Result:
+    def _encoded(self, call: Call, outcome: RunOutcome) -> Result:
         return encode(outcome.value, key=call.query.key, most=self.settings.max_result_bytes)
 
     def _failed(self, run: "_Run", error: ForgeError, reads: Sequence[BoundRead]) -> None:
@@ -538,7 +538,7 @@ class Reactor:
             _log.error("a change of %s was missed; it runs again", group.call.query.name)
             self._start([group])
 
-    async def _differing(self, call: Call, known: Result) -> Outcome | None:
+    async def _differing(self, call: Call, known: Result) -> RunOutcome | None:
         """Return the outcome of a run; None if it equals the known result or the run fails."""
         try:
             outcome = await self.runner.query(call, live=True)
@@ -562,13 +562,9 @@ class _Run(NamedTuple):
     """A run of a group that has started: its causes, and the last batch read before it started."""
 
     group: Group
-    causes: tuple[Cause, ...]
+    causes: tuple[RunCause, ...]
     more: int
     began: int
-
-
-class _Unexpected(ForgeError):
-    """A query's function raised an unexpected exception."""
 
 
 def _by_session(groups: list[Group]) -> list[list[Group]]:

@@ -25,7 +25,7 @@ class TableRead(msgspec.Struct, frozen=True):
     condition: Condition = TRUE
 
 
-class Analysis(msgspec.Struct, frozen=True):
+class ReadAnalysis(msgspec.Struct, frozen=True):
     """The reads of one SQL text, for any parameters.
 
     `types` has the columns that conditions use, by (schema, table). `volatile` names what makes the result change

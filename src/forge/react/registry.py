@@ -11,25 +11,13 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from forge.errors import ForgeError
+from forge.errors import BadArguments, RegistrationError, UnknownName
 from forge.values import MOST_LEVELS, too_deep
 
 Scope = Literal["public", "tenant", "user"]
 Function = Callable[..., Awaitable[Any]]
 OWN: Final = "forge."
 """Prefix of the names of Forge's own queries and mutations."""
-
-
-class UnknownName(ForgeError):
-    """No query or mutation has that name."""
-
-
-class BadArguments(ForgeError):
-    """The arguments do not match the function's parameters."""
-
-
-class Registration(ForgeError):
-    """A function cannot be registered in its present form."""
 
 
 class Auth(msgspec.Struct, frozen=True):
@@ -106,11 +94,11 @@ class Registry:
         """Register a function as a query."""
         name = self._free(name or function.__name__, own)
         if scope not in typing.get_args(Scope):
-            raise Registration(f"the scope of {name} cannot be {scope!r}", fix="use public, tenant or user")
+            raise RegistrationError(f"the scope of {name} cannot be {scope!r}", fix="use public, tenant or user")
         if refresh_every is not None and not refresh_every > 0:
-            raise Registration(f"refresh_every of {name} cannot be {refresh_every}", fix="use seconds above 0")
+            raise RegistrationError(f"refresh_every of {name} cannot be {refresh_every}", fix="use seconds above 0")
         if cache is not False and cache is not True and not cache > 0:
-            raise Registration(f"cache of {name} cannot be {cache}", fix="use seconds above 0, or True")
+            raise RegistrationError(f"cache of {name} cannot be {cache}", fix="use seconds above 0, or True")
         _check_permission(name, permission)
         columns = (key,) if isinstance(key, str) else tuple(key)
         arguments = _arguments(name, function)
@@ -140,15 +128,15 @@ class Registry:
 
     def _free(self, name: str, own: bool) -> str:
         if name.startswith(OWN) is not own:
-            raise Registration(f"{name} would be a function of Forge's own", fix=f"leave out {OWN}")
+            raise RegistrationError(f"{name} would be a function of Forge's own", fix=f"leave out {OWN}")
         if name in self.queries or name in self.mutations:
-            raise Registration(f"there are two functions called {name}", fix="give one another name=")
+            raise RegistrationError(f"there are two functions called {name}", fix="give one another name=")
         return name
 
 
 def _check_permission(name: str, permission: str | None) -> None:
     if permission is not None and len(permission.split()) != 1:
-        raise Registration(f"the permission of {name} cannot be {permission!r}", fix='use one word: "orders:read"')
+        raise RegistrationError(f"the permission of {name} cannot be {permission!r}", fix='use one word: "orders:read"')
 
 
 def scoped(auth: Auth, scope: Scope) -> tuple[Auth, bytes]:
@@ -199,15 +187,15 @@ def _checked(function: Query | Mutation, arguments: Any) -> tuple[dict[str, Any]
 def _arguments(name: str, function: Function) -> type[msgspec.Struct]:
     """Build a struct type that checks the arguments of a function, without its first argument, the context."""
     if not inspect.iscoroutinefunction(function):
-        raise Registration(f"{name} is not an async function", fix=f"async def {name}(ctx, …)")
+        raise RegistrationError(f"{name} is not an async function", fix=f"async def {name}(ctx, …)")
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters:
-        raise Registration(f"{name} takes no context", fix=f"async def {name}(ctx, …)")
+        raise RegistrationError(f"{name} takes no context", fix=f"async def {name}(ctx, …)")
     hints = typing.get_type_hints(function, include_extras=True)
     fields: list[Any] = []
     for parameter in parameters[1:]:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise Registration(f"{name} takes {parameter}", fix="give every argument a name of its own")
+            raise RegistrationError(f"{name} takes {parameter}", fix="give every argument a name of its own")
         kind = hints.get(parameter.name, Any)
         default = parameter.default
         fields.append((parameter.name, kind) if default is parameter.empty else (parameter.name, kind, default))
@@ -215,5 +203,5 @@ def _arguments(name: str, function: Function) -> type[msgspec.Struct]:
         struct = msgspec.defstruct(name, fields, frozen=True, kw_only=True, forbid_unknown_fields=True)
         msgspec.json.Decoder(struct)
     except (TypeError, ValueError, NameError) as error:
-        raise Registration(f"the arguments of {name} cannot be checked: {error}", fix="use plain types") from None
+        raise RegistrationError(f"the arguments of {name} cannot be checked: {error}", fix="use plain types") from None
     return struct

@@ -24,18 +24,10 @@ from uuid import UUID
 import msgspec
 
 from forge.config import Config
-from forge.errors import ForgeError
+from forge.errors import ResultInvalid, ResultTooLarge
 from forge.wire import MOST_EXACT_INT, encode_value
 
 MOST_BYTES: Final = Config().realtime.max_cached_result_bytes
-
-
-class ResultTooLarge(ForgeError):
-    """A result exceeds the size limit."""
-
-
-class ResultInvalid(ForgeError):
-    """A query returned a value that cannot be sent."""
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -61,7 +53,7 @@ class Result(msgspec.Struct, frozen=True):
         return lines(self.rows)
 
 
-class Delta(msgspec.Struct, frozen=True):
+class ResultDelta(msgspec.Struct, frozen=True):
     """Difference between two results: keys removed, rows changed in place, rows added at positions of the new one.
 
     `order` lists all keys in the new order when removing, changing and adding do not produce that order.
@@ -115,7 +107,7 @@ def encode(value: Any, *, key: Sequence[str] = (), most: int = MOST_BYTES) -> Re
     return Result(tuple(rows), digest(rows), single, tuple(key), tuple(keys) if unique else None)
 
 
-def difference(old: Result, new: Result) -> Delta | None:
+def difference(old: Result, new: Result) -> ResultDelta | None:
     """Return the delta between two results; None when keys cannot express it."""
     if old.keys is None or new.keys is None or old.single or new.single:
         return None
@@ -127,10 +119,10 @@ def difference(old: Result, new: Result) -> Delta | None:
     added = tuple(new.rows[place] for place in places)
     stays = [key for key in old.keys if key in after]
     order = None if stays == [key for key in new.keys if key in before] else new.keys
-    return Delta(old.hash, new.hash, removed, changed, added, tuple(places), order)
+    return ResultDelta(old.hash, new.hash, removed, changed, added, tuple(places), order)
 
 
-def apply(old: Result, delta: Delta) -> Result:
+def apply(old: Result, delta: ResultDelta) -> Result:
     """Apply a delta to a result, as a client does."""
     if old.keys is None or old.hash != delta.before:
         raise ValueError("the delta is of another result")

@@ -27,14 +27,14 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from forge.backoff import Backoff
 from forge.cursor import Snapshot, wal_position
-from forge.errors import ForgeError, ServerError, one_line
+from forge.errors import CallInProgress, ForgeError, QueryFailed, QueryRefused, ServerError, one_line
 from forge.postgres.connection import AsyncConnection, connect_async, parameters, pin, translate
 from forge.postgres.leases import MAINTENANCE
 from forge.postgres.session import ANALYSIS, OWN, USERS
 from forge.react import catalog
-from forge.react.database import Context, Db, Parameters, QueryFailed, WatchedDb, bound_reads
+from forge.react.database import Db, Parameters, QueryContext, WatchedDb, bound_reads
 from forge.react.index import BoundRead
-from forge.react.readset import Analysis
+from forge.react.readset import ReadAnalysis
 from forge.react.registry import ANYONE, Auth, Call, Mutation
 from forge.tasks import spawn
 from forge.tracking.context import transaction
@@ -79,10 +79,6 @@ class _Again(Exception):
     """The server reports an error that a retry may fix."""
 
 
-class Taken(Exception):
-    """Another call with the same `Once` is running elsewhere."""
-
-
 class Reached(msgspec.Struct, frozen=True):
     """Progress of the log: its snapshot, and a WAL position after everything in it."""
 
@@ -90,7 +86,7 @@ class Reached(msgspec.Struct, frozen=True):
     lsn: int
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class RunOutcome(msgspec.Struct, frozen=True):
     """The outcome of a run: its value, its reads, and its coverage."""
 
     value: Any
@@ -100,7 +96,7 @@ class Outcome(msgspec.Struct, frozen=True):
     lsn: int
 
 
-class Answer(msgspec.Struct, frozen=True):
+class MutationAnswer(msgspec.Struct, frozen=True):
     """The answer of a mutation and its transaction number; None when it wrote nothing."""
 
     value: Any
@@ -114,13 +110,13 @@ class Answer(msgspec.Struct, frozen=True):
 class Once(Protocol):
     """Make a mutation run once for any number of calls. Both methods run in the mutation's transaction."""
 
-    async def known(self, connection: AsyncConnection, /) -> Answer | None:
+    async def known(self, connection: AsyncConnection, /) -> MutationAnswer | None:
         """Return the answer of an earlier call; None if there is none: then other calls are locked out until this ends.
 
-        Raises Taken while another call is running, so that no call waits for it on a connection.
+        Raises CallInProgress while another call is running, so that no call waits for it on a connection.
         """
 
-    async def keep(self, connection: AsyncConnection, answer: Answer, /) -> None:
+    async def keep(self, connection: AsyncConnection, answer: MutationAnswer, /) -> None:
         """Store the answer; raises a unique violation if another call was faster."""
 
 
@@ -147,7 +143,7 @@ class Runner:
         # a separate connection, always open: it tells a busy server from an unreachable one
         self._probe = _pool(url, 1, OWN, least=1)
         self._analyses = Analyses()
-        self._declared: dict[tuple[str, ...], Analysis] = {}
+        self._declared: dict[tuple[str, ...], ReadAnalysis] = {}
         self._endings: set[asyncio.Task[None]] = set()
         self._epoch = 0
         self._analyst: AsyncConnection | None = None
@@ -194,7 +190,7 @@ class Runner:
         snapshot: str | None = None,
         reads: list[BoundRead] | None = None,
         live: bool = False,
-    ) -> Outcome:
+    ) -> RunOutcome:
         """Run a query: on a replica that has passed the known position, otherwise on the primary.
 
         A run for subscribers is `live`: it never waits for a connection behind one-shot calls. It appends its reads to
@@ -220,7 +216,7 @@ class Runner:
         reads: list[BoundRead],
         *,
         live: bool,
-    ) -> Outcome:
+    ) -> RunOutcome:
         if reached is not None and snapshot is None and not call.query.consistent and self._replicas:
             needed = max(reached.lsn, floor)
             for replica in random.sample(self._replicas, len(self._replicas)):
@@ -233,12 +229,12 @@ class Runner:
             seen, lsn = await _began(connection, call.auth, _PRIMARY, snapshot)
             return await self._run(connection, call, Snapshot.parse(seen), wal_position(lsn), reads)
 
-    async def _apart(self, call: Call) -> Outcome:
+    async def _apart(self, call: Call) -> RunOutcome:
         """Run one of Forge's own queries. It connects on its own and may be slow, so it takes no pooled connection."""
         reached = await self.reached()
         async with self._errors(), _said(call), self._in_time(call.query.name):
-            value = await call.query.function(Context(_NoDb(), call.auth), **call.arguments)
-        return Outcome(value, (), frozenset(), reached.snapshot, reached.lsn)
+            value = await call.query.function(QueryContext(_NoDb(), call.auth), **call.arguments)
+        return RunOutcome(value, (), frozenset(), reached.snapshot, reached.lsn)
 
     async def _on_replica(
         self,
@@ -247,7 +243,7 @@ class Runner:
         coverage: Snapshot,
         needed: int,
         reads: list[BoundRead],
-    ) -> Outcome | None:
+    ) -> RunOutcome | None:
         """Return the outcome of a run on a replica; None when the replica lags or is unreachable."""
         try:
             async with self._reading(pool, timeout=0.5) as connection:
@@ -265,7 +261,7 @@ class Runner:
 
     async def _run(
         self, connection: AsyncConnection, call: Call, coverage: Snapshot, lsn: int, reads: list[BoundRead]
-    ) -> Outcome:
+    ) -> RunOutcome:
         reads.clear()
         analyze = partial(self._analyze, call.auth.role)
         db = WatchedDb(connection, call.arguments, analyze, reads)
@@ -274,13 +270,13 @@ class Runner:
             db = _DeclaredDb(connection, call.arguments, analyze, reads)
         try:
             async with _said(call), self._in_time(call.query.name):
-                value = await call.query.function(Context(db, call.auth), **call.arguments)
+                value = await call.query.function(QueryContext(db, call.auth), **call.arguments)
         except psycopg.errors.FeatureNotSupported as error:
             if error.diag.source_function == _STALE_PLAN:  # the result types of a prepared statement changed
                 await connection.close()
                 raise _Again(one_line(error)) from error
             raise
-        return Outcome(value, reads, frozenset(db.volatile), coverage, lsn)
+        return RunOutcome(value, reads, frozenset(db.volatile), coverage, lsn)
 
     @contextlib.asynccontextmanager
     async def _reading(self, pool: Pool, timeout: float | None = None) -> AsyncIterator[AsyncConnection]:
@@ -312,7 +308,7 @@ class Runner:
         trace: str | None = None,
         finish: Callable[[Any], Any] = lambda value: value,
         once: Once | None = None,
-    ) -> Answer:
+    ) -> MutationAnswer:
         """Run a mutation in one transaction. `finish` turns its return value into the answer; if it fails, all fails.
 
         While another node runs a call with the same `once`, this call waits without a connection.
@@ -324,7 +320,7 @@ class Runner:
             try:
                 async with self._errors(), self._primary.calls.connection() as connection:
                     return await self._mutate(connection, mutation, arguments, auth, trace, finish, once)
-            except Taken:
+            except CallInProgress:
                 if asyncio.get_running_loop().time() > deadline:
                     message = f"another call of {mutation.name} with this key ran for {self._timeout:g} s"
                     raise QueryFailed(message, fix="send it again: what that one did is its answer") from None
@@ -344,7 +340,7 @@ class Runner:
         trace: str | None,
         finish: Callable[[Any], Any],
         once: Once | None,
-    ) -> Answer:
+    ) -> MutationAnswer:
         async with transaction(connection, user_id=auth.user, function_name=mutation.name, trace_id=trace):
             if once is not None:
                 async with self._in_time(mutation.name):
@@ -354,8 +350,8 @@ class Runner:
             for statement in _identity(auth):
                 await connection.execute(statement)
             async with self._in_time(mutation.name):
-                value = finish(await mutation.function(Context(Db(connection, arguments), auth), **arguments))
-            answer = Answer(value, *await self._written(connection))
+                value = finish(await mutation.function(QueryContext(Db(connection, arguments), auth), **arguments))
+            answer = MutationAnswer(value, *await self._written(connection))
             if once is not None:
                 await connection.execute(_SETTLED)
                 try:
@@ -404,7 +400,7 @@ class Runner:
             row = await (await connection.execute(_MAINTAINER)).fetchone()
             return None if row is None else str(row[0])
 
-    async def _analyze(self, role: str | None, statement: str, parameters: Parameters, /) -> Analysis:
+    async def _analyze(self, role: str | None, statement: str, parameters: Parameters, /) -> ReadAnalysis:
         """Analyse the reads of a statement; they may depend on its parameter types and the reader's search_path."""
         asked = (statement, role, kinds(parameters))
         known = self._analyses.get(asked)
@@ -418,7 +414,7 @@ class Runner:
                 self._analyses.put(asked, known)
         return known
 
-    async def _declare(self, names: tuple[str, ...]) -> Analysis:
+    async def _declare(self, names: tuple[str, ...]) -> ReadAnalysis:
         known = self._declared.get(names)
         if known is None:
             epoch = self._epoch
@@ -466,7 +462,7 @@ class _DeclaredDb(WatchedDb):
     """The database of a query that declares its reads; reads of its statements are added if they can be analysed."""
 
     async def _prepare(self, text: str, values: Parameters) -> None:
-        with contextlib.suppress(catalog.QueryRefused):
+        with contextlib.suppress(QueryRefused):
             await super()._prepare(text, values)
 
 
@@ -547,22 +543,22 @@ class Analyses:
     def __init__(self, most: int = MOST_ANALYSES, most_characters: int = MOST_ANALYSED) -> None:
         self._most = most
         self._most_characters = most_characters
-        self._known: OrderedDict[_Asked, Analysis] = OrderedDict()
+        self._known: OrderedDict[_Asked, ReadAnalysis] = OrderedDict()
         self.characters = 0
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def items(self) -> ItemsView[_Asked, Analysis]:
+    def items(self) -> ItemsView[_Asked, ReadAnalysis]:
         return self._known.items()
 
-    def get(self, asked: _Asked) -> Analysis | None:
+    def get(self, asked: _Asked) -> ReadAnalysis | None:
         known = self._known.get(asked)
         if known is not None:
             self._known.move_to_end(asked)
         return known
 
-    def put(self, asked: _Asked, analysis: Analysis) -> None:
+    def put(self, asked: _Asked, analysis: ReadAnalysis) -> None:
         """Store an analysis; the least recently used ones are dropped to make room."""
         if asked not in self._known:
             self.characters += len(asked[0])

@@ -29,13 +29,10 @@ from sqlglot import exp
 
 from forge.conditions import tree as c
 from forge.conditions.canonical import ColumnType
+from forge.errors import StatementUnreadable
 
 Name = tuple[str | None, str]
 """A table's name, folded by PostgreSQL's rules: the schema if written, and the table."""
-
-
-class Unreadable(Exception):
-    """The text cannot be analysed; it may still be valid SQL."""
 
 
 class Relation(msgspec.Struct, frozen=True):
@@ -65,12 +62,12 @@ class Statement:
             trees = [tree for tree in sqlglot.parse(text, dialect="postgres") if tree is not None]
             nodes = list(trees[0].walk()) if len(trees) == 1 else []
         except Exception as error:  # a parser bug must not fail the query
-            raise Unreadable(str(error)) from error
+            raise StatementUnreadable(str(error)) from error
         if not nodes:
-            raise Unreadable("not one statement")
+            raise StatementUnreadable("not one statement")
         found = Counter(_number(node) for node in nodes if isinstance(node, exp.Parameter))
         if found != Counter(self._parameters.keys()):
-            raise Unreadable("not every placeholder stands for a value")
+            raise StatementUnreadable("not every placeholder stands for a value")
         self._nodes = nodes
 
     @property
@@ -118,7 +115,7 @@ class Statement:
                 if (relation := relations.get(_name(table))) and relation.table and _cte(table) is None
             )
         except RecursionError as error:
-            raise Unreadable("nested too deeply") from error
+            raise StatementUnreadable("nested too deeply") from error
 
     def _tables(self) -> Iterator[exp.Table]:
         for node in self._nodes:

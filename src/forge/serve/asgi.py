@@ -29,7 +29,7 @@ from forge.errors import ForgeError
 from forge.serve.feed import changes
 from forge.serve.files import HEADERS, client, console
 from forge.serve.history import audited, history
-from forge.serve.http import Routes, as_json, failure
+from forge.serve.http import HttpRoutes, as_json, failure
 from forge.serve.node import Node
 from forge.serve.permissions import check_host
 from forge.serve.versions import QUERIES, versions_available, versions_page
@@ -120,7 +120,7 @@ class ForgeApp:
 
 
 def _routed(node: Node, title: str) -> ASGIApp:
-    routes = Routes(node, title)
+    routes = HttpRoutes(node, title)
 
     async def socket(websocket: WebSocket) -> None:
         await Socket(node, websocket).run()
@@ -195,7 +195,7 @@ class _Direct:
 
     def __init__(self, node: Node, rest: ASGIApp, title: str) -> None:
         self.rest = rest
-        self._routes = Routes(node, title)
+        self._routes = HttpRoutes(node, title)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "GET":

@@ -1,4 +1,4 @@
-"""Authentication: a bearer token in, an `Identity` or `AuthFailed` out.
+"""Authentication: a bearer token in, a `TokenIdentity` or `AuthFailed` out.
 
 Keys from a JWKS URL are fetched by at most one request at a time. While a fetch fails, the keys fetched before stay in
 use.
@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from forge.errors import ConfigError, ForgeError
+from forge.errors import AuthFailed, ConfigError, KeysUnavailable
 from forge.react.registry import ANYONE, Auth
 
 LONGEST_TOKEN: Final = 16 * 1024
@@ -52,14 +52,6 @@ _log = logging.getLogger(__name__)
 _jws = jwt.PyJWS()
 
 PublicKey = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
-
-
-class AuthFailed(ForgeError):
-    """The token is missing or not accepted."""
-
-
-class KeysUnavailable(AuthFailed):
-    """The keys that verify tokens are not fetched yet, so no token can be accepted or finally refused."""
 
 
 class AuthSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +100,7 @@ class AuthSettings(msgspec.Struct, frozen=True, kw_only=True):
         return f"AuthSettings({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
 
-class Identity(msgspec.Struct, frozen=True):
+class TokenIdentity(msgspec.Struct, frozen=True):
     """The user that a token identifies. Times are the token's `exp` and `iat` in seconds since the epoch."""
 
     auth: Auth
@@ -137,15 +129,15 @@ class Authenticator:
             loaded = map(_public_key, settings.public_keys)
             self._keys = tuple(_Key(None, key, _fits(key)) for key in loaded)
 
-    async def verify(self, token: str | None) -> Identity:
+    async def verify(self, token: str | None) -> TokenIdentity:
         """Return the identity of the token; raise AuthFailed if it cannot be trusted."""
         settings = self.settings
         if settings is None:
-            return Identity(ANYONE)
+            return TokenIdentity(ANYONE)
         if token is None:
             if settings.required:
                 raise AuthFailed("token missing", fix=_SEND)
-            return Identity(Auth(role=settings.default_role))
+            return TokenIdentity(Auth(role=settings.default_role))
         header = _header(token)
         algorithm, kid = header.get("alg"), header.get("kid")
         if isinstance(algorithm, str) and algorithm.lower() == "none":
@@ -172,7 +164,7 @@ class Authenticator:
             raise AuthFailed("token signed with an unknown key", fix=_SEND)
         return payload
 
-    def _identity(self, settings: AuthSettings, claims: Mapping[str, Any]) -> Identity:
+    def _identity(self, settings: AuthSettings, claims: Mapping[str, Any]) -> TokenIdentity:
         expires, begins, issued = (_moment(claims, name) for name in ("exp", "nbf", "iat"))
         now = self._clock()
         if expires is not None and now >= expires + settings.leeway:
@@ -193,13 +185,13 @@ class Authenticator:
         if user is None:
             raise AuthFailed("token names no user", fix=f"have the issuer set {settings.user_claim}")
         auth = Auth(user, _text(claims, settings.tenant_claim), _role(settings, claims), claims)
-        return Identity(auth, expires, issued, _text(claims, "jti"))
+        return TokenIdentity(auth, expires, issued, _text(claims, "jti"))
 
 
 class Revocations:
     """Revocations, in the memory of this process.
 
-    >>> ada = Identity(Auth(user="ada", tenant="acme"), issued_at=100.0)
+    >>> ada = TokenIdentity(Auth(user="ada", tenant="acme"), issued_at=100.0)
     >>> revocations = Revocations()
     >>> revocations.revoke(user="ada", at=100.0)
     >>> revocations.revoked(ada), revocations.revoked(msgspec.structs.replace(ada, issued_at=101.0))
@@ -221,7 +213,7 @@ class Revocations:
             raise ValueError("name a user, a tenant or a token to revoke")
         self._at[named] = max(at, self._at.get(named, at))
 
-    def revoked(self, identity: Identity) -> bool:
+    def revoked(self, identity: TokenIdentity) -> bool:
         """Whether the identity is revoked. A token without an issue time counts as issued before the revocation."""
         auth, issued = identity.auth, identity.issued_at
         for named in itertools.product({auth.user, None}, {auth.tenant, None}, {identity.token_id, None}):

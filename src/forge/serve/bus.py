@@ -29,7 +29,7 @@ from forge.errors import ForgeError, ServerError
 from forge.postgres.connection import AsyncConnection, connect_async, translate, typed_errors
 from forge.serve.cipher import Cipher
 from forge.tasks import observed, spawn
-from forge.tracking.notify import Listener, listen
+from forge.tracking.notify import NotificationListener, listen
 
 CHANNEL: Final = "forge_nodes"
 BEAT: Final = 10.0
@@ -137,7 +137,7 @@ class Bus(Exchange):
         super().__init__()
         self._url = url
         self._beat = beat
-        self._listener: Listener | None = None
+        self._listener: NotificationListener | None = None
         self._sender: AsyncConnection | None = None
         self._sending = asyncio.Lock()
         self._sends: set[asyncio.Task[None]] = set()
@@ -239,7 +239,7 @@ class Bus(Exchange):
         if sender is not None:
             await sender.close()
 
-    async def _listen(self, listener: Listener) -> None:
+    async def _listen(self, listener: NotificationListener) -> None:
         while True:
             try:
                 async for message in listener:

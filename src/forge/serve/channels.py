@@ -21,10 +21,9 @@ from typing import Any, Final
 
 import msgspec
 
-from forge.errors import ForgeError
-from forge.react.registry import BadArguments, nested_too_deep
+from forge.errors import BadArguments, ForgeError, LimitReached
+from forge.react.registry import nested_too_deep
 from forge.serve.bus import Exchange
-from forge.serve.limits import TooMany
 from forge.serve.messages import Frame, fields
 from forge.serve.session import Session
 from forge.tasks import spawn
@@ -56,14 +55,14 @@ class Moved(msgspec.Struct, frozen=True):
     members: list[Member]
 
 
-class Message(msgspec.Struct, frozen=True):
+class ChannelMessage(msgspec.Struct, frozen=True):
     """A message that a member published."""
 
     member: Member
     data: Any = None
 
 
-class Question(msgspec.Struct, frozen=True):
+class MembersRequest(msgspec.Struct, frozen=True):
     """A request for the members of one node, or of all nodes."""
 
     node: str
@@ -92,7 +91,7 @@ class Channels:
         bus.on("channels.state", self._on_state)
         bus.on("channels.beat", self._on_beat)
         bus.on("channels.bye", self._on_bye)
-        bus.on_gap.append(lambda node: self._spawn(self._tell("channels.ask", Question(bus.id, node))))
+        bus.on_gap.append(lambda node: self._spawn(self._tell("channels.ask", MembersRequest(bus.id, node))))
         bus.while_up(self._look_after)
 
     # Actions of sessions
@@ -104,7 +103,9 @@ class Channels:
         if channel in mine:
             return mine[channel].shown()
         if len(mine) >= MOST_CHANNELS:
-            raise TooMany(f"a session may join {MOST_CHANNELS} channels", fix="leave one first", retry_after_secs=5)
+            raise LimitReached(
+                f"a session may join {MOST_CHANNELS} channels", fix="leave one first", retry_after_secs=5
+            )
         auth = session.identity.auth
         known = next(iter(mine.values()), None)
         member = Member((auth.tenant, channel), known.id if known else secrets.token_hex(8), auth.user)
@@ -136,7 +137,7 @@ class Channels:
             raise nested_too_deep("a message")
         if len(msgspec.json.encode(data)) > MOST_BYTES:
             raise BadArguments(f"a message may have {MOST_BYTES} bytes", fix="send less, or store it and send its key")
-        await self._bus.publish("channels.message", Message(member, data))
+        await self._bus.publish("channels.message", ChannelMessage(member, data))
 
     def members(self, session: Session, channel: str) -> list[dict[str, str | None]]:
         """Return the members of a channel, if the session is one of them."""
@@ -193,11 +194,11 @@ class Channels:
                 self._announce("leave", member)
 
     def _on_message(self, payload: Any) -> None:
-        message = msgspec.convert(payload, Message)
+        message = msgspec.convert(payload, ChannelMessage)
         self._deliver("message", message.member, message.data)
 
     def _on_ask(self, payload: Any) -> None:
-        question = msgspec.convert(payload, Question)
+        question = msgspec.convert(payload, MembersRequest)
         if question.node != self._bus.id and question.of in (None, self._bus.id):
             self._spawn(self._tell("channels.state", self._state()))
 
@@ -216,7 +217,7 @@ class Channels:
     def _on_beat(self, payload: Any) -> None:
         node = msgspec.convert(payload, str)
         if node != self._bus.id and node not in self._nodes:
-            self._spawn(self._tell("channels.ask", Question(self._bus.id, node)))
+            self._spawn(self._tell("channels.ask", MembersRequest(self._bus.id, node)))
         self._known(node)
 
     def _on_bye(self, payload: Any) -> None:
@@ -254,7 +255,7 @@ class Channels:
     async def _look_after(self) -> None:
         """Ask for all members, then send heartbeats at intervals and drop silent nodes."""
         try:
-            await self._tell("channels.ask", Question(self._bus.id))
+            await self._tell("channels.ask", MembersRequest(self._bus.id))
             while True:
                 await self._tell("channels.beat", self._bus.id)
                 await asyncio.sleep(self._beat)

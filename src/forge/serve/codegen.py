@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
-from forge.errors import ForgeError
+from forge.errors import NotDescribed
 from forge.react.registry import OWN
 from forge.serve.returns import BYTES, DECIMAL, FLOAT, INTEGER
 
@@ -27,10 +27,6 @@ _UNSAID: Final = {"query": "The result of {name} now.", "mutation": "Run {name} 
 _WORD: Final = re.compile(r"[A-Za-z_$][\w$]*", re.ASCII)
 _NAME: Final = re.compile(r"[A-Z]\w*", re.ASCII)
 _TAKEN: Final = frozenset({"Array", "Date", "Decimal", "Number", "Object", "Record", "String", "Uint8Array"})
-
-
-class NotDescribed(ForgeError):
-    """The input does not describe a Forge application."""
 
 
 def typescript(document: Object, *, source: str, name: str = "App", bigint: bool = False, client: str = CLIENT) -> str:

@@ -40,16 +40,13 @@ from forge.change import Op
 from forge.changelog.reader import Batch, Reader
 from forge.changelog.tenancy import SIGNED, Tenant, parameters
 from forge.cursor import Cursor
-from forge.errors import CursorError, ForgeError, ServerError
+from forge.errors import BadArguments, CursorError, Forbidden, ForgeError, LimitReached, ServerError
 from forge.postgres.connection import translate
-from forge.react.registry import BadArguments
-from forge.serve.auth import Identity, bearer
+from forge.serve.auth import TokenIdentity, bearer
 from forge.serve.http import address_of, failure, session_events
-from forge.serve.limits import TooMany
 from forge.serve.messages import error_fields, fields, sse
 from forge.serve.node import Node
-from forge.serve.pages import Event, Page, View
-from forge.serve.permissions import Forbidden
+from forge.serve.pages import ClientView, EncodedChange, LogPage
 from forge.serve.session import Session
 from forge.serve.stream import HEADERS, left
 from forge.tasks import observed
@@ -75,14 +72,14 @@ Backpressure = Literal["drop", "pause"]
 # One reader for all
 
 
-class Hub:
+class FeedHub:
     """Deliver the reactor's batches to the clients of a node, crash-safe and without gaps."""
 
     def __init__(self, node: Node) -> None:
         self.url = node.reactor.url
         self.room = asyncio.Semaphore(MOST_READERS)
         self.users = 0
-        self.clients: dict[Client, None] = {}
+        self.clients: dict[FeedClient, None] = {}
         self._reactor = node.reactor
         self._reader: Reader | None = None
         self._using = asyncio.Lock()
@@ -190,7 +187,7 @@ class Hub:
 
     async def _deliver(self, batch: Batch) -> None:
         assert self._cursor is not None
-        page = Page(batch, self._cursor)
+        page = LogPage(batch, self._cursor)
         if batch.cursor.log != self._cursor.log or self._cursor.until not in (None, page.until):
             self._doubted = True
             return
@@ -204,15 +201,15 @@ class Hub:
                 await asyncio.sleep(0)
 
 
-_HUBS: WeakKeyDictionary[Node, Hub] = WeakKeyDictionary()
+_HUBS: WeakKeyDictionary[Node, FeedHub] = WeakKeyDictionary()
 
 
 @contextlib.asynccontextmanager
-async def _hub(node: Node) -> AsyncIterator[Hub]:
+async def _hub(node: Node) -> AsyncIterator[FeedHub]:
     """Yield the hub of a node; it exists while it has users."""
     hub = _HUBS.get(node)
     if hub is None:
-        hub = _HUBS[node] = Hub(node)
+        hub = _HUBS[node] = FeedHub(node)
     hub.users += 1
     try:
         await hub.open()
@@ -246,7 +243,7 @@ class Asked(msgspec.Struct, frozen=True):
     begin: str
 
 
-class Output:
+class FeedResponse:
     """The response; it starts with the first write."""
 
     def __init__(self, send: Send) -> None:
@@ -286,10 +283,10 @@ class Output:
             self._writing.cancel()
 
 
-class Client:
+class FeedClient:
     """One connection: its queue and its position in the log."""
 
-    def __init__(self, node: Node, hub: Hub, session: Session, asked: Asked, output: Output) -> None:
+    def __init__(self, node: Node, hub: FeedHub, session: Session, asked: Asked, output: FeedResponse) -> None:
         self.dropped = 0
         self._node = node
         self._hub = hub
@@ -299,20 +296,20 @@ class Client:
         self._identity = session.identity
         self._view = view(node, asked, session.identity)
         self._cursor: Cursor | None = None
-        self._queue: deque[Event] = deque()
+        self._queue: deque[EncodedChange] = deque()
         self._size = 0
         self._taken = ""
         self._gap_from = ""
-        self._held: list[Page] | None = None
+        self._held: list[LogPage] | None = None
         self._holding = 0
         self._behind = True
         self._error: ForgeError | None = None
-        self._known: tuple[View, dict[str, bool]] = self._view, {}
+        self._known: tuple[ClientView, dict[str, bool]] = self._view, {}
         """Transactions of the last page whose actor may be shown; a large transaction continues on the next page."""
 
     # Called by the hub; these never block
 
-    def offer(self, page: Page) -> None:
+    def offer(self, page: LogPage) -> None:
         """Queue a page of the log."""
         if self._held is None:
             self._put(page)
@@ -327,7 +324,7 @@ class Client:
         self._error = error
         self._session.wake()
 
-    def _put(self, page: Page) -> None:
+    def _put(self, page: LogPage) -> None:
         assert self._cursor is not None
         since = self._cursor.snapshot
         after = page.after(since)
@@ -470,7 +467,9 @@ class Client:
                 return True
             except TimeoutError:
                 if not self._output.started:
-                    raise TooMany("too many read the past at once", fix="try again soon", retry_after_secs=5) from None
+                    raise LimitReached(
+                        "too many read the past at once", fix="try again soon", retry_after_secs=5
+                    ) from None
                 await self._output.write(self._frames() or self._alive())
         return False
 
@@ -483,7 +482,7 @@ class Client:
             inside = self._cursor.last is not None
             async with contextlib.aclosing(flushed(reader, self._cursor, self._view.tables)) as batches:
                 async for batch in batches:
-                    if not await self._send(Page(batch, self._cursor, await self._signed(reader, batch))):
+                    if not await self._send(LogPage(batch, self._cursor, await self._signed(reader, batch))):
                         self._fall_behind()
                         return
         await self._go_live()
@@ -503,7 +502,7 @@ class Client:
         self._known = self._view, known
         return frozenset(number for number, signed in known.items() if signed)
 
-    async def _send(self, page: Page) -> bool:
+    async def _send(self, page: LogPage) -> bool:
         """Send a page read from the log; return False if it must be read again from the client's position."""
         assert self._cursor is not None
         if not self._output.started:
@@ -551,7 +550,7 @@ class Client:
 async def changes(node: Node, scope: Scope, receive: Receive, send: Send) -> None:
     """GET /forge/changes"""
     request = Request(scope, receive)
-    output = Output(send)
+    output = FeedResponse(send)
     try:
         asked = _asked(request)
         identity = await node.identify(bearer(request.headers))
@@ -560,7 +559,7 @@ async def changes(node: Node, scope: Scope, receive: Receive, send: Send) -> Non
         leaving = asyncio.get_running_loop().create_task(left(session, receive))
         try:
             async with _hub(node) as hub:
-                await Client(node, hub, session, asked, output).run()
+                await FeedClient(node, hub, session, asked, output).run()
         except OSError:
             pass  # the client has disconnected
         finally:
@@ -575,10 +574,10 @@ async def changes(node: Node, scope: Scope, receive: Receive, send: Send) -> Non
         await failure(error)(scope, receive, send)
 
 
-def view(node: Node, asked: Asked, identity: Identity) -> View:
+def view(node: Node, asked: Asked, identity: TokenIdentity) -> ClientView:
     """Return the caller's view of the requested tables; raise Forbidden if the caller may see nothing."""
     if node.options.auth is None or node.oversees(identity):
-        return View(asked.tables, asked.ops)
+        return ClientView(asked.tables, asked.ops)
     column = node.options.tenant_column
     if column is None:
         raise Forbidden(
@@ -587,7 +586,7 @@ def view(node: Node, asked: Asked, identity: Identity) -> View:
         )
     if identity.auth.tenant is None:
         raise Forbidden("the token names no tenant", fix="have the issuer set the tenant claim")
-    return View(asked.tables, asked.ops, Tenant(column, identity.auth.tenant))
+    return ClientView(asked.tables, asked.ops, Tenant(column, identity.auth.tenant))
 
 
 def _asked(request: Request) -> Asked:

@@ -13,9 +13,10 @@ from typing import Final, NamedTuple
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from forge.errors import Forbidden
 from forge.serve.http import failure
 from forge.serve.node import Node
-from forge.serve.permissions import Forbidden, admit, local
+from forge.serve.permissions import admit, local
 
 STATIC: Final = Path(__file__).parent / "static"
 HEADERS: Final = {
@@ -48,7 +49,7 @@ _BUILD: Final = (
 )
 
 
-class File(NamedTuple):
+class StaticFile(NamedTuple):
     """A file ready to send."""
 
     body: bytes
@@ -84,19 +85,19 @@ async def console(node: Node, request: Request) -> Response:
 
 
 @cache
-def built() -> Mapping[str, File]:
+def built() -> Mapping[str, StaticFile]:
     """Return all files by their path in `static`; they are read once."""
     return {
         path.relative_to(STATIC).as_posix(): _read(path) for path in sorted(STATIC.rglob("*")) if path.suffix in _KINDS
     }
 
 
-def _read(path: Path) -> File:
+def _read(path: Path) -> StaticFile:
     body = path.read_bytes()
-    return File(body, _KINDS[path.suffix], f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+    return StaticFile(body, _KINDS[path.suffix], f'"{hashlib.sha256(body).hexdigest()[:32]}"')
 
 
-def _sent(request: Request, file: File, headers: Mapping[str, str]) -> Response:
+def _sent(request: Request, file: StaticFile, headers: Mapping[str, str]) -> Response:
     told = {"cache-control": "no-cache", **headers, "etag": file.tag}
     if request.headers.get("if-none-match") == file.tag:
         return Response(status_code=304, headers=told)

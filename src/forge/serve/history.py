@@ -18,19 +18,18 @@ from starlette.responses import Response
 
 from forge.change import Op
 from forge.changelog.tenancy import Tenant, owns, readable
-from forge.errors import ForgeError, HistoryUnavailable, TrackingError
+from forge.errors import AuthFailed, BadArguments, Forbidden, ForgeError, HistoryUnavailable, TrackingError
 from forge.history.asof import row_as_of
-from forge.history.audit import Choice, audit, counts
+from forge.history.audit import AuditFilter, audit, counts
 from forge.history.instants import instant, instant_or_now
 from forge.history.timeline import LIMIT, MOST, timeline
 from forge.history.tracked import key_of
 from forge.postgres.connection import Connection
-from forge.react.registry import BadArguments
-from forge.serve.auth import AuthFailed, Identity, bearer
+from forge.serve.auth import TokenIdentity, bearer
 from forge.serve.http import as_json, status
 from forge.serve.messages import error_fields
 from forge.serve.node import Node
-from forge.serve.permissions import Forbidden, permissions
+from forge.serve.permissions import permissions
 from forge.serve.slow_queries import Answer, asked
 from forge.wire import encode_row, timestamp
 
@@ -59,7 +58,7 @@ async def audited(node: Node, request: Request) -> Response:
 
     def ask(connection: Connection, tenant: Tenant | None) -> Answer:
         given = request.query_params
-        choice = Choice(
+        choice = AuditFilter(
             given.get("user"),
             given.get("table"),
             tuple(map(_op, given.getlist("op"))),
@@ -102,7 +101,7 @@ def _failure(error: ForgeError) -> Response:
     return as_json(told, 404 if isinstance(error, TrackingError) else status(error), headers)
 
 
-def allowed(node: Node, identity: Identity) -> Tenant | None:
+def allowed(node: Node, identity: TokenIdentity) -> Tenant | None:
     """Return the rows that a caller may see: a column and its value, or None for all; raise Forbidden for no rows."""
     wanted, column = node.options.history, node.options.tenant_column
     if wanted is None or node.options.auth is None:

@@ -16,16 +16,29 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from forge.cursor import After
-from forge.errors import CursorError, CursorInvalid, ForgeError, ServerError, TooLarge
+from forge.errors import (
+    AuthFailed,
+    BadArguments,
+    CursorError,
+    CursorInvalid,
+    Forbidden,
+    ForgeError,
+    KeysUnavailable,
+    LimitReached,
+    NotJson,
+    ResultTooLarge,
+    ServerError,
+    TooLarge,
+    UnknownName,
+    UnknownSession,
+)
 from forge.history.instants import NOW
-from forge.react.registry import OWN, BadArguments, UnknownName, nested_too_deep
-from forge.react.result import ResultTooLarge
+from forge.react.registry import OWN, nested_too_deep
 from forge.serve import openapi
-from forge.serve.auth import AuthFailed, Identity, KeysUnavailable, bearer
-from forge.serve.limits import TooMany
+from forge.serve.auth import TokenIdentity, bearer
 from forge.serve.messages import error_fields, fields, shared_sse, sse
-from forge.serve.node import Node, UnknownSession
-from forge.serve.permissions import Forbidden, local, same_origin
+from forge.serve.node import Node
+from forge.serve.permissions import local, same_origin
 from forge.serve.session import Mode, Session
 from forge.serve.slow_queries import given_up
 from forge.serve.stream import Stream
@@ -34,17 +47,13 @@ BODY_SECONDS: Final = 10.0
 _log = logging.getLogger(__name__)
 
 
-class NotJson(ForgeError):
-    """A call of a Forge function is not declared as JSON; a form on any page could send such a request."""
-
-
 _STATUS: Final[tuple[tuple[type[ForgeError], int], ...]] = (
     (KeysUnavailable, 503),
     (AuthFailed, 401),
     (Forbidden, 403),
     (UnknownName, 404),
     (UnknownSession, 404),
-    (TooMany, 429),
+    (LimitReached, 429),
     (TooLarge, 413),
     (NotJson, 415),
     (ResultTooLarge, 413),
@@ -75,7 +84,7 @@ def as_json(value: Any, code: int = 200, headers: Mapping[str, str] | None = Non
     return Response(body, code, headers, "application/json")
 
 
-class Routes:
+class HttpRoutes:
     """The endpoints of a node."""
 
     def __init__(self, node: Node, title: str) -> None:
@@ -87,7 +96,7 @@ class Routes:
     async def query(self, request: Request) -> Response:
         """POST /forge/query/{name}"""
 
-        async def answer(identity: Identity, body: bytes) -> Response:
+        async def answer(identity: TokenIdentity, body: bytes) -> Response:
             arguments = _decoded(body) if body else {}
             name, address = request.path_params["name"], address_of(request)
             if (asked := request.query_params.get("as_of")) is not None:
@@ -109,7 +118,7 @@ class Routes:
     async def mutation(self, request: Request) -> Response:
         """POST /forge/mutation/{name}"""
 
-        async def answer(identity: Identity, body: bytes) -> Response:
+        async def answer(identity: TokenIdentity, body: bytes) -> Response:
             arguments = _decoded(body) if body else {}
             trace = _trace(request.headers.get("traceparent"))
             key = request.headers.get("idempotency-key")
@@ -124,7 +133,7 @@ class Routes:
     async def subscribe(self, request: Request) -> Response:
         """POST /forge/session/{id}/subscribe"""
 
-        async def answer(identity: Identity, body: bytes) -> Response:
+        async def answer(identity: TokenIdentity, body: bytes) -> Response:
             asked = _read(openapi.SubscribeBody, body)
             session = self.node.session(request.path_params["id"], identity)
             self.node.subscribe(session, asked.subscription, asked.query, asked.args, asked.mode, asked.hash)
@@ -135,7 +144,7 @@ class Routes:
     async def unsubscribe(self, request: Request) -> Response:
         """POST /forge/session/{id}/unsubscribe"""
 
-        async def answer(identity: Identity, body: bytes) -> Response:
+        async def answer(identity: TokenIdentity, body: bytes) -> Response:
             asked = _read(openapi.UnsubscribeBody, body)
             session = self.node.session(request.path_params["id"], identity)
             return as_json({"unsubscribed": self.node.unsubscribe(session, asked.subscription)})
@@ -145,7 +154,7 @@ class Routes:
     async def renew(self, request: Request) -> Response:
         """POST /forge/session/{id}/auth"""
 
-        async def answer(identity: Identity, body: bytes) -> Response:
+        async def answer(identity: TokenIdentity, body: bytes) -> Response:
             asked = _read(openapi.AuthBody, body)
             session = self.node.session(request.path_params["id"], identity)
             await self.node.renew(session, asked.token)
@@ -226,7 +235,7 @@ class Routes:
     async def _answered(
         self,
         request: Request,
-        answer: Callable[[Identity, bytes], Awaitable[Response]],
+        answer: Callable[[TokenIdentity, bytes], Awaitable[Response]],
         ending: asyncio.Event | None = None,
     ) -> Response:
         """Return the answer or the error; the work is cancelled if the client disconnects or `ending` is set."""
@@ -247,7 +256,7 @@ class Routes:
                 {"error": {"code": "failed", "message": "the function failed", "fix": "see the server's log"}}, 500
             )
 
-    async def _identity(self, request: Request) -> Identity:
+    async def _identity(self, request: Request) -> TokenIdentity:
         return await self.node.identify(bearer(request.headers), local=local(request))
 
 
@@ -319,7 +328,7 @@ def check_origin(headers: Mapping[str, str], allowed: Sequence[str]) -> None:
     >>> check_origin({"host": "shop.example", "origin": "https://shop.example"}, ())
     >>> check_origin({"host": "shop.example", "origin": "https://evil.example"}, ())
     Traceback (most recent call last):
-    forge.serve.permissions.Forbidden: the origin https://evil.example is not allowed
+    forge.errors.Forbidden: the origin https://evil.example is not allowed
     fix: add it to origins in Options
     """
     origin = headers.get("origin")

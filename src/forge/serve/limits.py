@@ -8,7 +8,7 @@ has no counter. Nothing here waits; `forge.serve.turns` counts the requests that
 ...     gate.session("ada", "192.0.2.2")
 Traceback (most recent call last):
     ...
-forge.serve.limits.TooMany: a user may have 1 sessions
+forge.errors.LimitReached: a user may have 1 sessions
 fix: close some first
 >>> len(gate)
 0
@@ -24,20 +24,12 @@ from typing import Final
 import msgspec
 
 from forge.config import default
-from forge.errors import ConfigError, ForgeError
+from forge.errors import ConfigError, LimitReached
 
 Holder = tuple[str, Hashable]
 
 RETRY_AFTER_SECS: Final = 5
 """Retry delay for a limit whose slots other requests hold."""
-
-
-class TooMany(ForgeError):
-    """A limit is reached; `retry_after_secs` is the delay before a retry."""
-
-    def __init__(self, message: str, *, fix: str, retry_after_secs: int) -> None:
-        super().__init__(message, fix=fix)
-        self.retry_after_secs = retry_after_secs
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,13 +96,13 @@ class Bucket:
         self._at = clock()
 
     def take(self) -> None:
-        """Let one message through, or raise TooMany."""
+        """Let one message through, or raise LimitReached."""
         now = self._clock()
         self._left = min(self._burst, self._left + max(0.0, now - self._at) * self._rate)
         self._at = max(self._at, now)
         if self._left < 1:
             secs = max(1, math.ceil((1 - self._left) / self._rate))
-            raise TooMany(
+            raise LimitReached(
                 f"a session may send {self._rate:g} messages per second", fix="send fewer", retry_after_secs=secs
             )
         self._left -= 1
@@ -130,12 +122,12 @@ class Gate:
         return len(self._sessions) + len(self._subscriptions)
 
     def session(self, user: Hashable | None, address: str) -> Hold:
-        """Count a session; raise TooMany if the user or the address is at its limit."""
+        """Count a session; raise LimitReached if the user or the address is at its limit."""
         holders = {holder_of(user, address): self.limits.sessions_per_user} if user is not None else {}
         return _hold(self._sessions, {**holders, holder_of(None, address): self.limits.sessions_per_ip}, "sessions")
 
     def subscription(self, user: Hashable | None, address: str) -> Hold:
-        """Count a subscription; raise TooMany if the user is at its limit."""
+        """Count a subscription; raise LimitReached if the user is at its limit."""
         holder = {holder_of(user, address): self.limits.subscriptions_per_user}
         return _hold(self._subscriptions, holder, "subscriptions")
 
@@ -153,5 +145,5 @@ def _hold(counts: Counter[Holder], holders: Mapping[Holder, int], what: str) -> 
     for holder, most in holders.items():
         if counts[holder] >= most:
             message = f"{holder[0]} may have {most} {what}"
-            raise TooMany(message, fix="close some first", retry_after_secs=RETRY_AFTER_SECS)
+            raise LimitReached(message, fix="close some first", retry_after_secs=RETRY_AFTER_SECS)
     return Hold(counts, tuple(holders))

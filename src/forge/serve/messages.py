@@ -102,20 +102,9 @@ def fields(**values: Any) -> bytes:
 
 def error_fields(error: ForgeError) -> dict[str, Any]:
     """Return the fields of an error that clients get."""
-    found = {"code": code(error), "message": str(error), "fix": error.fix}
+    found = {"code": type(error).code, "message": str(error), "fix": error.fix}
     retry = getattr(error, "retry_after_secs", None)
     return found if retry is None else {**found, "retry_after_secs": retry}
-
-
-def code(error: ForgeError) -> str:
-    """Return the error's kind as one word.
-
-    >>> from forge.errors import ServerError
-    >>> code(ServerError("x", fix="y"))
-    'server_error'
-    """
-    name = type(error).__name__.lstrip("_")
-    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
 
 
 def _head(push: Push) -> bytes:

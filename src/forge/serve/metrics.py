@@ -12,8 +12,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from forge.deliver.consumers import Sample
-from forge.deliver.outbox import Sample as OutboxSample
+from forge.deliver.consumers import ConsumerSample
+from forge.deliver.outbox import OutboxSample as OutboxSample
 from forge.react.reactor import Reactor
 from forge.serve.turns import Turns
 
@@ -71,7 +71,7 @@ class Instruments:
         self.sessions = sessions
         self.waiting = waiting
         self.requests = requests
-        self.consumers: Callable[[], Iterable[Sample]] = lambda: ()
+        self.consumers: Callable[[], Iterable[ConsumerSample]] = lambda: ()
         """Status of the consumers that this node runs."""
         self.outbox: Callable[[], Iterable[OutboxSample]] = lambda: ()
         """Status of the outbox routes."""
@@ -139,7 +139,7 @@ class _Reading(Collector):
         yield from _outbox(list(self._instruments.outbox()))
 
 
-def _consumers(samples: Sequence[Sample]) -> Iterator[Metric]:
+def _consumers(samples: Sequence[ConsumerSample]) -> Iterator[Metric]:
     labels = ["consumer", "shard"]
     counters = {
         name: CounterMetricFamily(f"forge_consumer_{name}", text, labels=labels)

@@ -21,24 +21,24 @@ from forge.changelog.reader import Batch
 from forge.changelog.tenancy import sole_tenants
 from forge.config import default
 from forge.cursor import NOW, After
-from forge.errors import ConfigError, ForgeError
+from forge.errors import AuthFailed, BadArguments, ConfigError, Forbidden, UnknownSession
 from forge.history.instants import Gap
 from forge.react import past
 from forge.react.cached import Cached
 from forge.react.catalog import OWN_TABLES
 from forge.react.reactor import ActorShown, Reactor
-from forge.react.registry import OWN, Auth, BadArguments, Call, Mutation, Query, Registry
+from forge.react.registry import OWN, Auth, Call, Mutation, Query, Registry
 from forge.react.result import Result, encode
-from forge.react.runner import Answer
-from forge.serve.auth import Authenticator, AuthFailed, AuthSettings, Identity, Revocations
+from forge.react.runner import MutationAnswer
+from forge.serve.auth import Authenticator, AuthSettings, Revocations, TokenIdentity
 from forge.serve.bus import Bus, wire_revocations
 from forge.serve.channels import Channels
 from forge.serve.limits import Gate, Hold, Holder, Limits, holder_of
 from forge.serve.messages import Frame, fields
 from forge.serve.metrics import Instruments
-from forge.serve.once import Once
-from forge.serve.permissions import Forbidden, oversee, permit
-from forge.serve.session import Mode, Session, Subscription
+from forge.serve.once import IdempotentCall
+from forge.serve.permissions import oversee, permit
+from forge.serve.session import Mode, Session, SessionSubscription
 from forge.serve.slow_queries import Threads
 from forge.serve.traces import trace_push
 from forge.serve.turns import Turns
@@ -79,10 +79,6 @@ class Options(msgspec.Struct, frozen=True):
         for name in ("origins", "allowed_hosts"):
             if isinstance(given := getattr(self, name), str):
                 raise ConfigError(f"{name} is a tuple of texts, not one", fix=f"give {name}=({given!r},)")
-
-
-class UnknownSession(ForgeError):
-    """This node has no such session, or it belongs to another caller."""
 
 
 class _Busy(Exception):
@@ -189,14 +185,14 @@ class Node:
         if self.cached is not None:
             await self.cached.stop()
 
-    async def identify(self, token: str | None, *, local: bool = False) -> Identity:
+    async def identify(self, token: str | None, *, local: bool = False) -> TokenIdentity:
         """Return the identity of a token; raise AuthFailed. `local`: the request comes from this machine."""
         identity = await self.authenticator.verify(token)
         if self.revocations.revoked(identity):
             raise AuthFailed("the token was revoked", fix="sign in again")
         return msgspec.structs.replace(identity, local=True) if local else identity
 
-    def oversees(self, identity: Identity) -> bool:
+    def oversees(self, identity: TokenIdentity) -> bool:
         """Whether a caller may see the rows of all tenants."""
         try:
             oversee("the console", self.options.console, identity, secured=self.options.auth is not None)
@@ -204,7 +200,7 @@ class Node:
             return False
         return True
 
-    def call(self, name: str, arguments: Any, identity: Identity) -> Call:
+    def call(self, name: str, arguments: Any, identity: TokenIdentity) -> Call:
         """Check the permission and the arguments; return a call of a query."""
         call = self._registry(name).call(name, arguments, identity.auth)
         self._permit(call.query, identity)
@@ -213,13 +209,13 @@ class Node:
     def _registry(self, name: str) -> Registry:
         return self.own if name.startswith(OWN) else self.registry
 
-    def _permit(self, function: Query | Mutation, identity: Identity) -> None:
+    def _permit(self, function: Query | Mutation, identity: TokenIdentity) -> None:
         check = oversee if function.name.startswith(OWN) else permit
         check(function.name, function.permission, identity, secured=self.options.auth is not None)
 
     # Sessions
 
-    def open(self, identity: Identity, address: str) -> Session:
+    def open(self, identity: TokenIdentity, address: str) -> Session:
         """Open a session; raise TooMany at the limit."""
         hold = self.gate.session(_person(identity), address)
         session = Session(identity, address, self._clock)
@@ -240,7 +236,7 @@ class Node:
         if not self.sessions:
             self._empty.set()
 
-    def session(self, id: str, identity: Identity) -> Session:
+    def session(self, id: str, identity: TokenIdentity) -> Session:
         """Return the session if it belongs to the caller."""
         session = self.sessions.get(id)
         if session is None or not _same_person(session.identity, identity):
@@ -257,7 +253,7 @@ class Node:
             )
         call = self.call(query, arguments, session.identity)
         hold = self.gate.subscription(_person(session.identity), session.address)
-        subscription = Subscription(session, name, mode, known)
+        subscription = SessionSubscription(session, name, mode, known)
         session.subscriptions[name] = subscription
         subscription.hold = hold
         subscription.asked = (query, arguments)
@@ -296,7 +292,7 @@ class Node:
             self._ask_no_more(session, subscription)
             subscription.group = self.reactor.subscribe(call, subscription)
 
-    def _ask_no_more(self, session: Session, subscription: Subscription) -> None:
+    def _ask_no_more(self, session: Session, subscription: SessionSubscription) -> None:
         """Stop a subscription whose query has another result, or none, for the new token; drop its old result."""
         if subscription.group is not None:
             self.reactor.unsubscribe(subscription.group, subscription)
@@ -341,7 +337,7 @@ class Node:
     # Calls
 
     async def query(
-        self, name: str, arguments: Any, identity: Identity, after: After = NOW, address: str = ""
+        self, name: str, arguments: Any, identity: TokenIdentity, after: After = NOW, address: str = ""
     ) -> Shown:
         """Return the result of a query, or a cached result that is still valid; it contains what `after` requires."""
         call = self.call(name, arguments, identity)
@@ -377,7 +373,7 @@ class Node:
                 return await self._query_once(call, after)
 
     async def query_as_of(
-        self, name: str, arguments: Any, identity: Identity, at: datetime | None, address: str = ""
+        self, name: str, arguments: Any, identity: TokenIdentity, at: datetime | None, address: str = ""
     ) -> tuple[Result, Gap | None]:
         """Return a query's result at an instant (None means now), and its distance from the instant."""
         call = self.call(name, arguments, identity)
@@ -392,18 +388,18 @@ class Node:
         self,
         name: str,
         arguments: Any,
-        identity: Identity,
+        identity: TokenIdentity,
         trace: str | None,
         key: str | None = None,
         address: str = "",
-    ) -> tuple[Result, Answer]:
+    ) -> tuple[Result, MutationAnswer]:
         """Run a mutation; with a key, once for any number of calls."""
         mutation, checked = self._registry(name).change(name, arguments)
         self._permit(mutation, identity)
         own = name.startswith(OWN)
         auth = msgspec.structs.replace(identity.auth, role=None) if own else identity.auth
         most = self.reactor.settings.max_result_bytes
-        once = None if key is None else Once(key, name, checked, identity.auth)
+        once = None if key is None else IdempotentCall(key, name, checked, identity.auth)
         async with self.turns.turn(holder_of(_person(identity), address), once and once.named):
             answer = await self.reactor.runner.mutate(
                 mutation, checked, auth, trace, finish=lambda value: encode(value, most=most), once=once
@@ -437,12 +433,12 @@ class Node:
         session.close(reason)
 
 
-def _same_person(one: Identity, other: Identity) -> bool:
+def _same_person(one: TokenIdentity, other: TokenIdentity) -> bool:
     """Whether two identities are the same user; a user name is unique only within a tenant."""
     return (one.auth.user, one.auth.tenant) == (other.auth.user, other.auth.tenant)
 
 
-def _person(identity: Identity) -> tuple[str | None, str] | None:
+def _person(identity: TokenIdentity) -> tuple[str | None, str] | None:
     """Return the person for limits, with the tenant if any; None for a caller without a user name."""
     auth = identity.auth
     return None if auth.user is None else (auth.tenant, auth.user)

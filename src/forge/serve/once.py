@@ -18,11 +18,11 @@ from typing import Any, Final
 
 import msgspec
 
-from forge.errors import ForgeError
+from forge.errors import BadArguments, CallInProgress, KeyReused
 from forge.postgres.connection import AsyncConnection
-from forge.react.registry import Auth, BadArguments
+from forge.react.registry import Auth
 from forge.react.result import Result, digest
-from forge.react.runner import Answer, Taken
+from forge.react.runner import MutationAnswer
 
 _KEY: Final = re.compile(r"[!-~]{1,200}")
 _LOCK: Final = "SELECT pg_catalog.pg_try_advisory_xact_lock(%s)"
@@ -30,11 +30,7 @@ _KNOWN: Final = "SELECT digest, result, xid FROM forge.mutation_key WHERE caller
 _KEEP: Final = "INSERT INTO forge.mutation_key (caller, key, digest, result, xid) VALUES (%s, %s, %s, %s, %s)"
 
 
-class KeyReused(ForgeError):
-    """An idempotency key was already used for a different call."""
-
-
-class Once:
+class IdempotentCall:
     """One call of a mutation under a key."""
 
     def __init__(self, key: str, name: str, arguments: Mapping[str, Any], auth: Auth) -> None:
@@ -57,13 +53,13 @@ class Once:
     async def _row(self, connection: AsyncConnection) -> tuple[Any, ...] | None:
         return await (await connection.execute(_KNOWN, (self._caller, self._key))).fetchone()
 
-    async def known(self, connection: AsyncConnection) -> Answer | None:
-        """Return the stored answer; raise Taken while another call runs. Afterwards, other calls wait for this one."""
+    async def known(self, connection: AsyncConnection) -> MutationAnswer | None:
+        """Return the stored answer; raise CallInProgress while another call runs. Later calls wait for this one."""
         row = await self._row(connection)  # any role may hold the lock, but a finished call needs no wait
         if row is None:
             locked = await connection.execute(_LOCK, (self.lock,))
             if await locked.fetchone() != (True,):
-                raise Taken
+                raise CallInProgress
             row = await self._row(connection)
         if row is None:
             return None
@@ -73,9 +69,9 @@ class Once:
                 fix="use a new key for each call",
             )
         result = bytes(row[1])
-        return Answer(Result((result,), digest([result]), True, (), None), row[2], repeated=True)
+        return MutationAnswer(Result((result,), digest([result]), True, (), None), row[2], repeated=True)
 
-    async def keep(self, connection: AsyncConnection, answer: Answer) -> None:
+    async def keep(self, connection: AsyncConnection, answer: MutationAnswer) -> None:
         """Store the answer, to commit together with the mutation."""
         result = answer.value.json()
         await connection.execute(_KEEP, (self._caller, self._key, self._digest, result, answer.xid))

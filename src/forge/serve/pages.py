@@ -22,7 +22,7 @@ Form = Literal["whole", "unsigned", "out", "in", "bare"]
 """The full change; without its actor; as seen by the tenant that a row leaves or enters; without any row."""
 
 
-class View(msgspec.Struct, frozen=True):
+class ClientView(msgspec.Struct, frozen=True):
     """The view of one client; without a `tenant`, the rows of all tenants."""
 
     tables: frozenset[str] = frozenset()
@@ -63,14 +63,14 @@ def shown(change: Change, form: Form) -> Change:
     return msgspec.structs.replace(bare, key=None)
 
 
-class Event(NamedTuple):
+class EncodedChange(NamedTuple):
     """A change ready to be sent, and the cursor after it."""
 
     data: bytes
     id: str
 
 
-class Page:
+class LogPage:
     """A batch of the log and its events for clients, each encoded once.
 
     `signed` are the transactions whose actor may be shown. Without it, they are determined here for a complete batch;
@@ -84,7 +84,7 @@ class Page:
         self._tenants: dict[str, Mapping[str, str]] = {}
         self.until: Snapshot = batch.cursor.until or batch.cursor.snapshot
         self._bodies: dict[tuple[int, Form], bytes] = {}
-        self._events: dict[tuple[View, Snapshot], list[Event]] = {}
+        self._events: dict[tuple[ClientView, Snapshot], list[EncodedChange]] = {}
 
     def after(self, since: Snapshot) -> Cursor | None:
         """Return the cursor after this page for a client that has read a snapshot; None if that contains the page."""
@@ -93,14 +93,14 @@ class Page:
         cursor = self.batch.cursor
         return cursor if cursor.last is None else Cursor(cursor.log, since, self.until, cursor.last)
 
-    def events(self, view: View, since: Snapshot) -> list[Event]:
+    def events(self, view: ClientView, since: Snapshot) -> list[EncodedChange]:
         """Return the page's events in a view, for a client that has read a snapshot."""
         found = self._events.get((view, since))
         if found is None:
             found = self._events[view, since] = list(self._write(view, since))
         return found
 
-    def _write(self, view: View, since: Snapshot) -> Iterable[Event]:
+    def _write(self, view: ClientView, since: Snapshot) -> Iterable[EncodedChange]:
         batch, after = self.batch, self.after(since)
         if after is None:
             return
@@ -114,7 +114,7 @@ class Page:
                 form = "unsigned"
             if form is not None:
                 id = str(after) if number == last else prefix + change.source.position
-                yield Event(sse("change", self._body(number, form), id), id)
+                yield EncodedChange(sse("change", self._body(number, form), id), id)
 
     def _signs(self, change: Change, tenant: Tenant) -> bool:
         """Whether the tenant may see the actor of a change."""

@@ -13,17 +13,13 @@ from typing import Any, Final
 
 from starlette.requests import HTTPConnection
 
-from forge.errors import ForgeError
-from forge.serve.auth import Identity
+from forge.errors import Forbidden
+from forge.serve.auth import TokenIdentity
 
 _OWN_SITE: Final = (None, "none", "same-origin")
 """`Sec-Fetch-Site` values of requests by the user or by a page of this server; image requests have no `Origin`."""
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{0,5}))?", re.ASCII)
 _FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
-
-
-class Forbidden(ForgeError):
-    """The caller may not do it, or may not see any of it."""
 
 
 def permissions(claims: Mapping[str, Any]) -> frozenset[str]:
@@ -40,7 +36,7 @@ def permissions(claims: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(found)
 
 
-def permit(name: str, permission: str | None, identity: Identity, *, secured: bool) -> None:
+def permit(name: str, permission: str | None, identity: TokenIdentity, *, secured: bool) -> None:
     """Raise Forbidden unless the caller may use a function of the application; `secured`: tokens are configured."""
     if permission is None:
         return
@@ -50,7 +46,7 @@ def permit(name: str, permission: str | None, identity: Identity, *, secured: bo
         raise Forbidden(f"the token does not permit {name}", fix=f"have the issuer grant {permission}")
 
 
-def oversee(name: str, permission: str | None, identity: Identity, *, secured: bool) -> None:
+def oversee(name: str, permission: str | None, identity: TokenIdentity, *, secured: bool) -> None:
     """Raise Forbidden unless the caller may use one of Forge's own functions, which span all tenants."""
     admit(name, permission, local=identity.local, secured=secured)
     if not secured:

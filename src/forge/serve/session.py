@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from forge.errors import ForgeError
 from forge.react.group import Group
 from forge.react.push import Push
-from forge.serve.auth import Identity
+from forge.serve.auth import TokenIdentity
 from forge.serve.limits import Hold
 from forge.serve.messages import Frame, error_fields, fields, shared
 
@@ -26,7 +26,7 @@ MOST_WAITING: Final = 256
 MOST_BYTES: Final = 1024 * 1024
 
 
-class Subscription:
+class SessionSubscription:
     """A subscription of a session; implements `forge.react.push.Subscriber`."""
 
     def __init__(self, session: "Session", name: str, mode: Mode, known: str | None) -> None:
@@ -114,11 +114,11 @@ class Subscription:
 class Session:
     """One client's subscriptions and send queue. `closed` is the reason for its end."""
 
-    def __init__(self, identity: Identity, address: str, clock: Callable[[], float]) -> None:
+    def __init__(self, identity: TokenIdentity, address: str, clock: Callable[[], float]) -> None:
         self.id = secrets.token_urlsafe(18)
         self.identity = identity
         self.address = address
-        self.subscriptions: dict[str, Subscription] = {}
+        self.subscriptions: dict[str, SessionSubscription] = {}
         self.channels: set[str] = set()
         self.closed: str | None = None
         self.written = clock()
@@ -127,7 +127,7 @@ class Session:
         self.warned = False
         self._dropped = 0
         self._clock = clock
-        self._ready: dict[Subscription, None] = {}
+        self._ready: dict[SessionSubscription, None] = {}
         self._small: deque[Frame] = deque()
         self._small_bytes = 0
         self._room = asyncio.Event()
@@ -139,7 +139,7 @@ class Session:
         """The number of queued messages."""
         return len(self._ready) + len(self._small)
 
-    def ready(self, subscription: Subscription) -> None:
+    def ready(self, subscription: SessionSubscription) -> None:
         """Mark a subscription as ready to send."""
         self._ready[subscription] = None
         if self.on_ready is None or self._small or self.closed is not None or not self.on_ready():
@@ -171,7 +171,7 @@ class Session:
         self._wake.set()
         self._room.set()
 
-    def forget(self, subscription: Subscription) -> None:
+    def forget(self, subscription: SessionSubscription) -> None:
         """Drop a subscription from the queue."""
         self._ready.pop(subscription, None)
 
@@ -183,7 +183,7 @@ class Session:
         self._pinged = False
         self.written = self._clock()
 
-    def ready_subscriptions(self) -> list[Subscription]:
+    def ready_subscriptions(self) -> list[SessionSubscription]:
         """Drain and return the subscriptions that are ready to send."""
         ready, self._ready = self._ready, {}
         return list(ready)

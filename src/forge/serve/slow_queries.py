@@ -17,9 +17,8 @@ from typing import Any, Final, TypeVar
 
 import psycopg
 
-from forge.errors import ServerError, TooLarge
+from forge.errors import BadArguments, ServerError, TooLarge
 from forge.postgres.connection import Connection, connect, opened, typed_errors
-from forge.react.registry import BadArguments
 
 AT_ONCE: Final = 4
 """Queries of one kind that run at once; others wait."""
@@ -32,7 +31,7 @@ Answer = dict[str, Any]
 T = TypeVar("T")
 
 
-class Question:
+class SlowQuery:
     """One query, and its connections."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -46,8 +45,8 @@ class _Kind:
     """The queries of a kind, each with its function."""
 
     def __init__(self) -> None:
-        self.running: set[Question] = set()
-        self.waiting: deque[tuple[Question, Callable[[], Any]]] = deque()
+        self.running: set[SlowQuery] = set()
+        self.waiting: deque[tuple[SlowQuery, Callable[[], Any]]] = deque()
 
 
 class Threads:
@@ -63,7 +62,7 @@ class Threads:
         """Run `work` in a thread and return its result; raise ServerError if it is given up."""
         if kind.startswith(self._over):
             raise given_up()
-        question, context = Question(asyncio.get_running_loop()), contextvars.copy_context()
+        question, context = SlowQuery(asyncio.get_running_loop()), contextvars.copy_context()
         context.run(opened.set, question.connections.append)
         self._kinds[kind].waiting.append((question, partial(context.run, work)))
         self._begin(kind)
@@ -78,7 +77,7 @@ class Threads:
     def give_up(self, kinds: str = "") -> None:
         """Give up all queries of the kinds with this prefix, and refuse new ones."""
         self._over = (*self._over, kinds)
-        running: list[Question] = []
+        running: list[SlowQuery] = []
         for found in (found for kind, found in self._kinds.items() if kind.startswith(kinds)):
             running += found.running
             for question in (*found.running, *(question for question, _ in found.waiting)):
@@ -111,7 +110,7 @@ class Threads:
         if not any(found.running for found in self._kinds.values()):
             self._idle.set()
 
-    def _work(self, kind: str, question: Question, work: Callable[[], Any]) -> None:
+    def _work(self, kind: str, question: SlowQuery, work: Callable[[], Any]) -> None:
         """Main function of a thread."""
         answer = None
         error: BaseException | None = None
@@ -125,7 +124,7 @@ class Threads:
         with contextlib.suppress(RuntimeError):  # the loop is closed, and no caller waits
             question.loop.call_soon_threadsafe(self._ended, kind, question, answer, error)
 
-    def _ended(self, kind: str, question: Question, answer: Any, error: BaseException | None) -> None:
+    def _ended(self, kind: str, question: SlowQuery, answer: Any, error: BaseException | None) -> None:
         self._kinds[kind].running.discard(question)
         if not question.answer.done():
             if error is None:
@@ -135,12 +134,12 @@ class Threads:
         self._begin(kind)
 
 
-def _begin_to_cancel(questions: Sequence[Question]) -> None:
+def _begin_to_cancel(questions: Sequence[SlowQuery]) -> None:
     with contextlib.suppress(RuntimeError):  # no more threads can be started: the queries end without it
         threading.Thread(target=_cancel, args=(questions,), name="forge cancel", daemon=True).start()
 
 
-def _cancel(questions: Iterable[Question]) -> None:
+def _cancel(questions: Iterable[SlowQuery]) -> None:
     """Cancel the current statements repeatedly: a thread may be between two statements, or about to connect."""
     deadline = time.monotonic() + PATIENCE
     while left := [question for question in questions if not question.ended.is_set()]:

@@ -16,7 +16,8 @@ import contextlib
 from collections.abc import AsyncIterator, Hashable, Iterator
 from typing import Final
 
-from forge.serve.limits import RETRY_AFTER_SECS, Holder, TooMany
+from forge.errors import LimitReached
+from forge.serve.limits import RETRY_AFTER_SECS, Holder
 
 PATIENCE: Final = 30.0
 """Maximum wait for a turn, in seconds."""
@@ -57,7 +58,7 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def turn(self, holder: Holder, key: Hashable = None) -> AsyncIterator[None]:
-        """Wait for a turn and hold it for the block; raise TooMany if too many wait or the wait times out."""
+        """Wait for a turn and hold it for the block; raise LimitReached if too many wait or the wait times out."""
         async with contextlib.AsyncExitStack() as stack:
             mine = stack.enter_context(_using(self._holders, holder, self._most_running))
             if mine.users > self._most_running + self._most_waiting:
@@ -81,9 +82,9 @@ class Turns:
     def _end(self) -> None:
         self.running -= 1
 
-    def _refuse(self, message: str) -> TooMany:
+    def _refuse(self, message: str) -> LimitReached:
         self.refused += 1
-        return TooMany(message, fix="wait for some to end", retry_after_secs=RETRY_AFTER_SECS)
+        return LimitReached(message, fix="wait for some to end", retry_after_secs=RETRY_AFTER_SECS)
 
 
 @contextlib.contextmanager

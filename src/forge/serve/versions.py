@@ -17,24 +17,28 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from forge.errors import ForgeError, TooLarge
-from forge.postgres.connection import Connection
-from forge.react.registry import Auth, BadArguments
-from forge.serve.auth import AuthFailed, Identity, bearer
-from forge.serve.http import as_json, status
-from forge.serve.messages import error_fields
-from forge.serve.node import Node
-from forge.serve.permissions import Forbidden, permissions
-from forge.serve.slow_queries import Answer, asked
-from forge.versions.available import available
-from forge.versions.errors import (
+from forge.errors import (
+    AuthFailed,
+    BadArguments,
     DocumentUnreadable,
+    Forbidden,
+    ForgeError,
     TokenInvalid,
+    TooLarge,
     UnknownResource,
     VersionsMissing,
     WindowExpired,
     WindowInvalid,
 )
+from forge.postgres.connection import Connection
+from forge.react.registry import Auth
+from forge.serve.auth import TokenIdentity, bearer
+from forge.serve.http import as_json, status
+from forge.serve.messages import error_fields
+from forge.serve.node import Node
+from forge.serve.permissions import permissions
+from forge.serve.slow_queries import Answer, asked
+from forge.versions.available import available
 from forge.versions.nouns import DEFAULT_VERSION, Page, Resource, encode
 from forge.versions.reading import LIMIT, changes, deletes, key_changes, standing, stream
 from forge.versions.sync.source import install_id
@@ -134,7 +138,7 @@ def _failure(error: ForgeError) -> Response:
     return as_json(body, _STATUS.get(type(error)) or status(error), headers)
 
 
-def check(node: Node, identity: Identity, resource: Resource | None) -> None:
+def check(node: Node, identity: TokenIdentity, resource: Resource | None) -> None:
     """Raise Forbidden unless the token permits the resource; without a resource, unless it permits any."""
     wanted = node.options.versions
     if wanted is None:

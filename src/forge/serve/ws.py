@@ -18,14 +18,12 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from forge.cursor import NOW, After
-from forge.errors import ForgeError
-from forge.react.registry import BadArguments
-from forge.serve.auth import AuthFailed, Identity, bearer
+from forge.errors import AuthFailed, BadArguments, Forbidden, ForgeError, LimitReached
+from forge.serve.auth import TokenIdentity, bearer
 from forge.serve.http import check_origin, failure
-from forge.serve.limits import TooMany
 from forge.serve.messages import Frame, error_fields, fields, socket
 from forge.serve.node import Node
-from forge.serve.permissions import Forbidden, local
+from forge.serve.permissions import local
 from forge.serve.session import Mode, Session
 from forge.tasks import spawn
 
@@ -36,7 +34,7 @@ _log = logging.getLogger(__name__)
 _CLOSE: Final = {"expired": 4401, "revoked": 4401, "restart": 1012}
 
 
-class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+class ClientMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A client's message; the type decides which fields are used."""
 
     type: str
@@ -74,7 +72,7 @@ class Socket:
         await self._websocket.accept()
         try:
             session = await self._admitted()
-        except TooMany as error:
+        except LimitReached as error:
             await self._refuse(error, 4429)
             return
         except AuthFailed as error:
@@ -105,7 +103,7 @@ class Socket:
             if first.type != "auth":
                 raise AuthFailed("no token", fix='send {"type": "auth", "token": …} first')
             token = first.token
-        identity: Identity = await self._node.identify(token, local=local(self._websocket))
+        identity: TokenIdentity = await self._node.identify(token, local=local(self._websocket))
         client = self._websocket.client
         session = self._node.open(identity, client.host if client else "")
         session.send(Frame("session", fields(session=session.id, expires_at=identity.expires_at)))
@@ -131,10 +129,10 @@ class Socket:
                 session.send(Frame("error", fields(id=message.id if message else None, **error_fields(error))))
                 wrong += 1
                 if wrong > MOST_ERRORS:
-                    return 4429 if isinstance(error, TooMany) else 4400
+                    return 4429 if isinstance(error, LimitReached) else 4400
         return _CLOSE.get(session.closed, 1000)
 
-    async def _handle(self, session: Session, message: Message) -> None:
+    async def _handle(self, session: Session, message: ClientMessage) -> None:
         node = self._node
         if message.type == "subscribe":
             node.subscribe(
@@ -145,7 +143,7 @@ class Socket:
             self._answer(session, message, unsubscribed=node.unsubscribe(session, _given(message.subscription)))
         elif message.type in ("query", "mutate"):
             if len(self._calls) >= MOST_CALLS:
-                raise TooMany(f"{MOST_CALLS} calls are running", fix="wait for one to end", retry_after_secs=1)
+                raise LimitReached(f"{MOST_CALLS} calls are running", fix="wait for one to end", retry_after_secs=1)
             spawn(self._call(session, message), self._calls, _log)
         elif message.type == "auth":
             await node.renew(session, message.token)
@@ -164,7 +162,7 @@ class Socket:
         else:
             raise BadArguments(f"there is no message type {message.type[:40]!r}", fix="see the docs of /forge/ws")
 
-    async def _call(self, session: Session, message: Message) -> None:
+    async def _call(self, session: Session, message: ClientMessage) -> None:
         """Run a query or mutation; answers may arrive out of order."""
         identity = session.identity
         try:
@@ -191,7 +189,7 @@ class Socket:
             session.send(Frame("error", fields(id=message.id, code="failed", message="the function failed", fix="")))
             raise
 
-    def _answer(self, session: Session, message: Message, **more: Any) -> None:
+    def _answer(self, session: Session, message: ClientMessage, **more: Any) -> None:
         if message.id is not None:
             session.send(Frame("answer", fields(id=message.id, **more)))
 
@@ -230,9 +228,9 @@ async def refuse(websocket: WebSocket, error: ForgeError) -> None:
             await websocket.close(4403, str(error)[:60])
 
 
-def _message(text: str) -> Message:
+def _message(text: str) -> ClientMessage:
     try:
-        return msgspec.json.decode(text, type=Message)
+        return msgspec.json.decode(text, type=ClientMessage)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise BadArguments(f"the message is malformed: {error}", fix="send a JSON object with a type") from None
 

@@ -29,7 +29,7 @@ from django.utils.module_loading import import_string  # type: ignore[import-unt
 from forge.postgres.connection import typed_errors
 from forge.tracking.context import SET, parameters
 from forge.tracking.current import NOTHING, Current, context, current, said
-from forge.tracking.middleware import Once, found, trace_of
+from forge.tracking.middleware import LookupOnce, found, trace_of
 
 _WRITES: Final = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE", "WITH", "CALL", "DO", "TRUNCATE", "COPY"})
 _IDLE: Final = 0
@@ -116,7 +116,7 @@ def _verb(sql: Any) -> str:
 
 def _context(request: HttpRequest) -> context:
     trace = trace_of(request.headers.get("traceparent"))
-    user = Once(lambda: _user(request))
+    user = LookupOnce(lambda: _user(request))
 
     def find() -> Current:
         return found(user(), _route(request), trace, {})

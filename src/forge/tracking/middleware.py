@@ -35,7 +35,7 @@ More: TypeAlias = Callable[[Any], Mapping[str, Any]]
 
 _TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 
-_asking: ContextVar[tuple["Once", ...]] = ContextVar("forge_asking", default=())
+_asking: ContextVar[tuple["LookupOnce", ...]] = ContextVar("forge_asking", default=())
 
 
 class ContextMiddleware:
@@ -58,7 +58,7 @@ class ContextMiddleware:
             await self._app(scope, receive, send)
             return
         trace = trace_of(_header(scope, "traceparent"))
-        user = Once(lambda: self._user(scope))
+        user = LookupOnce(lambda: self._user(scope))
 
         def find() -> Current:
             return found(user(), route_of(scope), trace, self._more(scope) if self._more else {})
@@ -83,7 +83,7 @@ class WsgiContextMiddleware:
 
     def __call__(self, environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
         trace = trace_of(_environ_header(environ, "traceparent"))
-        user = Once(lambda: self._user(environ))
+        user = LookupOnce(lambda: self._user(environ))
 
         route: str | None = None
 
@@ -122,7 +122,7 @@ class _Body:
                 close()
 
 
-class Once:
+class LookupOnce:
     """The user, looked up until it is known. The lookup may use the database; until it returns, there is no user."""
 
     def __init__(self, ask: Callable[[], object]) -> None:

@@ -100,7 +100,7 @@ def _text(payload: object) -> str:
     return payload
 
 
-def listen(url: str, *channels: str, longest: int | None = None) -> "Listener":
+def listen(url: str, *channels: str, longest: int | None = None) -> "NotificationListener":
     """Iterate over the messages on these channels, without end.
 
     It starts to listen when the first message is awaited, or on entering `async with`; after that, no message is missed
@@ -110,10 +110,10 @@ def listen(url: str, *channels: str, longest: int | None = None) -> "Listener":
     """
     if not channels:
         raise NotifyError("there is no channel to listen on", fix="name one or more")
-    return Listener(url, tuple(checked_channel(channel) for channel in channels), longest)
+    return NotificationListener(url, tuple(checked_channel(channel) for channel in channels), longest)
 
 
-class Listener(AsyncIterator[Notification]):
+class NotificationListener(AsyncIterator[Notification]):
     """An endless iterator of messages; `aclose`, or leaving `async with`, closes its connection."""
 
     def __init__(self, url: str, channels: tuple[str, ...], longest: int | None = None) -> None:

@@ -44,7 +44,7 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from forge.change import Change, Context, Op, Source, text
+from forge.change import Change, ChangeSource, Context, Op, text
 from forge.errors import DecodeError, TrackingError
 from forge.observing.hub import untold
 from forge.wire import decode_row, encode_value
@@ -274,7 +274,7 @@ def _change(row: Mapping[Any, Any], source: str) -> Change:
         op=Op[row["operation"]],
         schema=row["schema_name"] or "",
         table=row["table_name"],
-        source=Source("track", source, str(row["id"]), row["transaction_id"]),
+        source=ChangeSource("track", source, str(row["id"]), row["transaction_id"]),
         at=at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC),
         key=key,
         before=before,

@@ -9,14 +9,14 @@ that was dropped, or has become part of the key, has no setting.
 from typing import Final
 
 LAST: Final = """
-    LEFT JOIN forge.tracked_relation r ON r.table_oid = c.oid
+    CROSS JOIN LATERAL (SELECT forge.tracked_id(c.oid) AS id) r
     LEFT JOIN (SELECT DISTINCT ON (v.relation) v.relation, v.tracked_table AS id FROM forge.table_version v
                ORDER BY v.relation, v.id DESC) itself ON itself.relation = c.oid
     LEFT JOIN (SELECT o.schema_name, o.table_name, max(o.id) AS id FROM forge.tracked_table o GROUP BY 1, 2) named
       ON (named.schema_name, named.table_name) = (n.nspname, c.relname)
     LEFT JOIN forge.tracked_table k ON k.id = coalesce(r.id, itself.id, named.id)
 """
-"""For a table c of pg_class in a schema n of pg_namespace: r, the table as tracked, and k, its last settings."""
+"""For a table c of pg_class in a schema n of pg_namespace: r.id, its number if tracked, and k, its last settings."""
 
 _COLUMNS: Final = """
     CASE WHEN r.id IS NULL AND k.id IS NOT NULL THEN ARRAY(

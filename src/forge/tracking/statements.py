@@ -33,7 +33,7 @@ class Write(msgspec.Struct, frozen=True):
     schema: str | None = None
 
 
-class Written(msgspec.Struct, frozen=True):
+class WrittenTables(msgspec.Struct, frozen=True):
     """The writes of a text. `countable`: it is one insert, update or delete, so a row count of 0 means no change."""
 
     writes: tuple[Write, ...] = ()
@@ -41,8 +41,8 @@ class Written(msgspec.Struct, frozen=True):
     countable: bool = False
 
 
-NOTHING: Final = Written()
-EVERYTHING: Final = Written(everything=True)
+NOTHING: Final = WrittenTables()
+EVERYTHING: Final = WrittenTables(everything=True)
 
 _DIALECTS: Final = {"postgresql": "postgres", "mariadb": "mysql", "mssql": "tsql", "cockroachdb": "postgres"}
 
@@ -85,7 +85,7 @@ _COUNTABLE: Final = (exp.Insert, exp.Update, exp.Delete)
 
 
 @lru_cache(maxsize=2048)
-def written(sql: str, dialect: str) -> Written:
+def written(sql: str, dialect: str) -> WrittenTables:
     """Return the writes of a text in a dialect, named as in SQLAlchemy."""
     if not _WRITING.search(sql) and verb(sql) in _READING:
         return NOTHING
@@ -111,7 +111,7 @@ def written(sql: str, dialect: str) -> Written:
     if not writes:
         return NOTHING
     countable = len(trees) == 1 and len(writes) == 1 and isinstance(trees[0], _COUNTABLE)
-    return Written(tuple(dict.fromkeys(writes)), countable=countable)
+    return WrittenTables(tuple(dict.fromkeys(writes)), countable=countable)
 
 
 def _opaque(tree: exp.Expr) -> bool:

@@ -33,7 +33,8 @@ from forge.versions.install import install
 from forge.versions.nouns import Deletion, Document, Event, KeyChange, Page, Reference, Resource, Upsert
 from forge.versions.reading import changes, deletes, key_changes, pages, representation, stream
 from forge.versions.resources import declare
-from forge.versions.retention import Policy, maintain
+from forge.versions.retention import VersionPolicy as Policy
+from forge.versions.retention import maintain
 from forge.versions.stamps import newest
 from forge.versions.strategies import use_strategy
 from forge.versions.triggers import write_by

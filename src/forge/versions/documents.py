@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
+from forge.errors import IdentityCycle, IdentityMismatch, MissingReference, StillReferenced, UnknownDocument
 from forge.postgres.connection import Connection
-from forge.versions.errors import IdentityCycle, IdentityMismatch, MissingReference, StillReferenced, UnknownDocument
 from forge.versions.nouns import (
     Deletion,
     Document,
@@ -36,14 +36,14 @@ Target = tuple[Resource, Mapping[str, Any]] | int | Document
 """The target of a reference: a resource and an identity in it, or a document, by its id or itself."""
 
 
-class Held(msgspec.Struct, frozen=True):
+class LockedTarget(msgspec.Struct, frozen=True):
     """A locked target of a reference; its identity cannot change."""
 
     child: int
     identity: Json
 
 
-class Known(msgspec.Struct, frozen=True):
+class KnownDocument(msgspec.Struct, frozen=True):
     """An existing document and its references: children by name, and the names that are in its identity."""
 
     document: int
@@ -186,8 +186,11 @@ def find(connection: Connection, resource: Resource, identity: Mapping[str, Any]
 
 
 def hold(
-    connection: Connection, references: Mapping[str, Target], in_identity: Collection[str], parent: Known | None = None
-) -> dict[str, Held]:
+    connection: Connection,
+    references: Mapping[str, Target],
+    in_identity: Collection[str],
+    parent: KnownDocument | None = None,
+) -> dict[str, LockedTarget]:
     """Lock the targets of references, and the referring document if known, in one global order.
 
     Raise where a target does not exist.
@@ -217,7 +220,7 @@ def hold(
     return {name: _held(child, identity) for name, child, identity in rows}
 
 
-def complete(identity: Mapping[str, Any], held: Mapping[str, Held], in_identity: Collection[str]) -> Json:
+def complete(identity: Mapping[str, Any], held: Mapping[str, LockedTarget], in_identity: Collection[str]) -> Json:
     """Return an identity completed with the identities that it must contain."""
     whole = dict(identity)
     for name in in_identity:
@@ -245,13 +248,13 @@ def id_of(document: int | Document) -> int:
     return number
 
 
-def _known(connection: Connection, query: str, asked: Mapping[str, Any]) -> Known | None:
+def _known(connection: Connection, query: str, asked: Mapping[str, Any]) -> KnownDocument | None:
     row = connection.execute(sql(query), asked).fetchone()
-    return None if row is None else Known(int(row[0]), row[1], frozenset(row[2]))
+    return None if row is None else KnownDocument(int(row[0]), row[1], frozenset(row[2]))
 
 
 def _kept(
-    known: Known | None, references: Mapping[str, Target] | None, named: frozenset[str] | None
+    known: KnownDocument | None, references: Mapping[str, Target] | None, named: frozenset[str] | None
 ) -> tuple[Mapping[str, Target], frozenset[str]]:
     """Return the references for a document and the names in its identity: the given ones, or the existing ones."""
     wanted = references if references is not None else known.children if known is not None else {}
@@ -304,9 +307,9 @@ def _read(connection: Connection, document: int) -> Document:
         )
 
 
-def _held(child: int, identity: str) -> Held:
+def _held(child: int, identity: str) -> LockedTarget:
     with readable(child):
-        return Held(child, decode(identity))
+        return LockedTarget(child, decode(identity))
 
 
 def _reference(found: Json) -> Reference:
@@ -314,7 +317,7 @@ def _reference(found: Json) -> Reference:
     return Reference(found["document"], resource, found["identity"], found["in_identity"])
 
 
-def _edges(held: Mapping[str, Held], in_identity: Collection[str]) -> str:
+def _edges(held: Mapping[str, LockedTarget], in_identity: Collection[str]) -> str:
     return encode({name: [one.child, name in in_identity] for name, one in held.items()})
 
 

@@ -10,8 +10,8 @@ from importlib.resources.abc import Traversable
 from typing import Final
 
 from forge.changelog.install import check_server, lease_functions, one_at_a_time
+from forge.errors import VersionsMissing
 from forge.postgres.connection import Connection, typed_errors
-from forge.versions.errors import VersionsMissing
 from forge.versions.switch import sql, switch
 
 SQL: Final[Traversable] = files("forge.versions") / "sql"

@@ -16,8 +16,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from forge.errors import DecodeError
-from forge.versions.errors import DocumentUnreadable, UnknownResource
+from forge.errors import DecodeError, DocumentUnreadable, UnknownResource
 
 Json = dict[str, Any]
 """A JSON object."""

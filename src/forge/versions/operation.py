@@ -6,16 +6,9 @@ from typing import Final
 
 import psycopg
 
+from forge.errors import DocumentInvalid, IdentityCycle, IdentityTaken, IsolationUnfit, VersionsError, VersionsMissing
 from forge.postgres.connection import Connection, typed_errors
 from forge.postgres.queries import query_file
-from forge.versions.errors import (
-    DocumentInvalid,
-    IdentityCycle,
-    IdentityTaken,
-    IsolationUnfit,
-    VersionsError,
-    VersionsMissing,
-)
 
 sql: Final = query_file("forge.versions", "writes.sql")
 

@@ -8,14 +8,14 @@ A page may end after a document that the subject may not see, and its token reve
 one length, and the content is masked by a byte stream derived from the key and the signature, different for every
 position. Without the key, two tokens reveal only whether they are of the same position.
 
->>> key, question = b"k" * 32, Question("changes", 7, None)
->>> token = sealed(key, question, Place(5, 90, 17, 4))
+>>> key, question = b"k" * 32, VersionsQuery("changes", 7, None)
+>>> token = sealed(key, question, WindowPosition(5, 90, 17, 4))
 >>> opened(key, question, token)
-Place(min=5, max=90, version=17, document=4, kind=2, way=0)
+WindowPosition(min=5, max=90, version=17, document=4, kind=2, way=0)
 >>> opened(key, question._replace(resource=8), token)
 Traceback (most recent call last):
     ...
-forge.versions.errors.TokenInvalid: this page token is not one for this question
+forge.errors.TokenInvalid: this page token is not one for this question
 fix: begin again without a page token
 """
 
@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from forge.versions.errors import TokenInvalid
+from forge.errors import TokenInvalid
 
 _SIGNATURE: Final = 16
 _PLACE: Final = Struct(">qqqqBB")
@@ -35,7 +35,7 @@ _NO_MIN: Final = -1
 _LENGTH: Final = len(urlsafe_b64encode(bytes(_SIGNATURE + _PLACE.size)).rstrip(b"="))
 
 
-class Question(NamedTuple):
+class VersionsQuery(NamedTuple):
     """The query, apart from the window: its name, the number of its resource, and its subject."""
 
     query: str
@@ -43,7 +43,7 @@ class Question(NamedTuple):
     subject: str | None
 
 
-class Place(NamedTuple):
+class WindowPosition(NamedTuple):
     """A window, and its last returned item. A window without `min` is returned in the order of documents.
 
     `way` is the method by which the rest of the version is found.
@@ -62,14 +62,14 @@ class Place(NamedTuple):
         return self.document if kind <= self.kind else self.document - 1
 
 
-def sealed(key: bytes, question: Question, place: Place) -> str:
+def sealed(key: bytes, question: VersionsQuery, place: WindowPosition) -> str:
     """A place as a token."""
     told = _PLACE.pack(_NO_MIN if place.min is None else place.min, *place[1:])
     signature = _signature(key, question, told)
     return _text(signature + _covered(key, signature, told))
 
 
-def opened(key: bytes, question: Question, token: str) -> Place:
+def opened(key: bytes, question: VersionsQuery, token: str) -> WindowPosition:
     """The place that a token stands for."""
     try:
         if len(token) != _LENGTH:
@@ -80,7 +80,7 @@ def opened(key: bytes, question: Question, token: str) -> Place:
         if _text(data) != token or not compare_digest(signature, _signature(key, question, told)):
             raise ValueError("written by nobody here")
         first, *rest = _PLACE.unpack(told)
-        return Place(None if first == _NO_MIN else first, *rest)
+        return WindowPosition(None if first == _NO_MIN else first, *rest)
     except (ValueError, StructError):
         raise TokenInvalid(
             "this page token is not one for this question", fix="begin again without a page token"
@@ -97,5 +97,5 @@ def _covered(key: bytes, signature: bytes, told: bytes) -> bytes:
     return bytes(one ^ other for one, other in zip(told, stream, strict=False))
 
 
-def _signature(key: bytes, question: Question, told: bytes) -> bytes:
+def _signature(key: bytes, question: VersionsQuery, told: bytes) -> bytes:
     return digest(key, msgspec.msgpack.encode((question, told)), "sha256")[:_SIGNATURE]

@@ -37,11 +37,10 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 from psycopg.types.numeric import Int8
 
-from forge.errors import DecodeError
+from forge.errors import DecodeError, TokenInvalid, UnknownResource, WindowExpired, WindowInvalid
 from forge.postgres.connection import Connection
 from forge.postgres.queries import queries
 from forge.postgres.text import unstorable
-from forge.versions.errors import TokenInvalid, UnknownResource, WindowExpired, WindowInvalid
 from forge.versions.nouns import (
     Deletion,
     Document,
@@ -57,7 +56,7 @@ from forge.versions.nouns import (
     unreadable,
 )
 from forge.versions.operation import typed
-from forge.versions.pages import Place, Question, opened, sealed
+from forge.versions.pages import VersionsQuery, WindowPosition, opened, sealed
 from forge.versions.stamps import newest, outside, settled
 
 LIMIT: Final = 100
@@ -96,7 +95,7 @@ class Way(IntEnum):
     """For one version with many identities: all documents of the resource in order, each checked for that version."""
 
 
-class Row(NamedTuple):
+class PageRow(NamedTuple):
     """A row of a page: an item if it is `shown`. Everything up to the `last` was read, and nothing after it."""
 
     oldest: int
@@ -266,7 +265,7 @@ def _page_of(
     found: Standing,
     subject: str | None,
 ) -> Page[Any]:
-    question = Question(query, found.resource, subject)
+    question = VersionsQuery(query, found.resource, subject)
     if token is None:
         place = _window(connection, window, None if UPSERTS in kinds else found.oldest)
     else:
@@ -306,11 +305,16 @@ def _short(value: Any) -> str:
 
 
 def _full(
-    connection: Connection, standing: Standing, kinds: Sequence[int], place: Place, most: Most, subject: str | None
-) -> tuple[list[Row], Place | None]:
+    connection: Connection,
+    standing: Standing,
+    kinds: Sequence[int],
+    place: WindowPosition,
+    most: Most,
+    subject: str | None,
+) -> tuple[list[PageRow], WindowPosition | None]:
     """Return the rows of a page and the position after it, None at the end: statement by statement, within PATIENCE."""
     deadline = time.monotonic() + PATIENCE
-    told: list[Row] = []
+    told: list[PageRow] = []
     left = most.bytes
     while True:
         end = place.max if place.way == Way.WINDOW else place.version
@@ -338,7 +342,7 @@ def _full(
             return told, place
 
 
-def _step(told: Sequence[Row], most: Most, left: int) -> int:
+def _step(told: Sequence[PageRow], most: Most, left: int) -> int:
     """Return the number of rows to request: one more than the page, to detect the last page, if there seems to be room.
 
     The database converts all requested rows to text, to find out how many fit.
@@ -347,12 +351,12 @@ def _step(told: Sequence[Row], most: Most, left: int) -> int:
     return min(most.items + 1 - len(told), max(STEP, room))
 
 
-def _behind(place: Place, row: Row) -> Place:
+def _behind(place: WindowPosition, row: PageRow) -> WindowPosition:
     version = 0 if place.min is None else row.version
     return place._replace(version=version, document=row.document, kind=row.kind)
 
 
-def _further(connection: Connection, place: Place, row: Row) -> Place:
+def _further(connection: Connection, place: WindowPosition, row: PageRow) -> WindowPosition:
     """Return the position after the last row that was read; document 0 is before all of its version."""
     if row.document:
         return _behind(place, row)
@@ -364,7 +368,7 @@ def _further(connection: Connection, place: Place, row: Row) -> Place:
     return place._replace(version=row.version, way=Way.FEW if count <= FEW else Way.MANY)
 
 
-def _window(connection: Connection, window: tuple[int | None, int | None], otherwise: int | None) -> Place:
+def _window(connection: Connection, window: tuple[int | None, int | None], otherwise: int | None) -> WindowPosition:
     """Return a window with a valid end; [newest + 1, newest] when there is nothing yet."""
     first, last = window
     if (first is not None and first < 0) or (last is not None and last < 0):
@@ -380,10 +384,10 @@ def _window(connection: Connection, window: tuple[int | None, int | None], other
         raise WindowInvalid(
             f"the window begins at {first}, beyond the newest {end}", fix=f"begin it at {end + 1} at most"
         )
-    return Place(otherwise if first is None else first, end if last is None else last)
+    return WindowPosition(otherwise if first is None else first, end if last is None else last)
 
 
-def _same(place: Place, window: tuple[int | None, int | None]) -> None:
+def _same(place: WindowPosition, window: tuple[int | None, int | None]) -> None:
     for given, known, name in zip(window, (place.min, place.max), ("begins", "ends"), strict=True):
         if given is not None and given != known:
             raise WindowInvalid(
@@ -393,8 +397,13 @@ def _same(place: Place, window: tuple[int | None, int | None]) -> None:
 
 
 def _found(
-    connection: Connection, standing: Standing, kinds: Sequence[int], place: Place, most: Most, subject: str | None
-) -> list[Row]:
+    connection: Connection,
+    standing: Standing,
+    kinds: Sequence[int],
+    place: WindowPosition,
+    most: Most,
+    subject: str | None,
+) -> list[PageRow]:
     """Return the rows of a page, under the settings that were in force when they were read."""
     strategy, begin = standing.strategy, place.min
     while True:
@@ -426,7 +435,7 @@ def _found(
                 oldest=oldest,
             )
         if strategy == values["strategy"]:
-            return [Row(*row) for row in rows if row[4] is not None]
+            return [PageRow(*row) for row in rows if row[4] is not None]
 
 
 @cache
@@ -477,7 +486,7 @@ def _rows(connection: Connection, statement: str, values: dict[str, Any]) -> lis
         return cursor.execute(statement.encode(), values).fetchall()
 
 
-def _items(connection: Connection, resource: Resource, subject: str | None, rows: Sequence[Row]) -> list[Event]:
+def _items(connection: Connection, resource: Resource, subject: str | None, rows: Sequence[PageRow]) -> list[Event]:
     decoding = 0
     try:
         references = []
@@ -503,7 +512,7 @@ def _kinds(connection: Connection, numbers: set[int]) -> dict[int, Resource]:
 
 
 def _item(
-    resource: Resource, subject: str | None, row: Row, references: list[Any], kinds: Mapping[int, Resource]
+    resource: Resource, subject: str | None, row: PageRow, references: list[Any], kinds: Mapping[int, Resource]
 ) -> Event:
     if row.kind == KEYS:
         return KeyChange(row.version, row.document, resource, decode(row.old_identity or ""), decode(row.identity))

@@ -1,8 +1,8 @@
 """Resources of a database: the kinds of documents that may be put, each declared once."""
 
+from forge.errors import UnknownResource
 from forge.postgres.connection import Connection
 from forge.postgres.text import unstorable
-from forge.versions.errors import UnknownResource
 from forge.versions.nouns import Resource
 from forge.versions.operation import operation, sql, typed
 

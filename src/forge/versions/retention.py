@@ -40,7 +40,7 @@ _BOUNDS: Final = re.compile(r"FOR VALUES FROM \('?(\d+)'?\) TO \((?:'?(\d+)'?|MA
 _NAME: Final = re.compile(rf"({'|'.join(JOURNALS)})_(\d+)")
 
 
-class Policy(msgspec.Struct, frozen=True):
+class VersionPolicy(msgspec.Struct, frozen=True):
     """The retention: the last `versions` stamps, stamps within `age`, or both; with neither, everything."""
 
     versions: int | None = None
@@ -53,7 +53,7 @@ class Policy(msgspec.Struct, frozen=True):
             raise ConfigError("an age cannot be below zero", fix="give one such as 30 days")
 
 
-class Report(msgspec.Struct):
+class RetentionReport(msgspec.Struct):
     """The result of one round. `waiting`: partitions in use. `busy`: another session runs a round; nothing was done."""
 
     oldest: int = 0
@@ -76,7 +76,7 @@ class Partition(NamedTuple):
         return f"{self.journal}_{self.first}"
 
 
-def maintain(connection: Connection, policy: Policy = Policy()) -> Report:  # noqa: B008
+def maintain(connection: Connection, policy: VersionPolicy = VersionPolicy()) -> RetentionReport:  # noqa: B008
     """Run one round, on a connection in autocommit mode and outside of any transaction."""
     if not connection.autocommit or connection.info.transaction_status != TransactionStatus.IDLE:
         raise ConfigError(
@@ -85,7 +85,7 @@ def maintain(connection: Connection, policy: Policy = Policy()) -> Report:  # no
     with typed_errors():
         require_installed(connection)
         if not leases.take(connection, leases.MAINTENANCE, "forge_versions"):
-            return Report(busy=True, oldest=_oldest(connection))
+            return RetentionReport(busy=True, oldest=_oldest(connection))
         try:
             with _hurried(connection):
                 return _round(connection, policy)
@@ -126,8 +126,8 @@ def _partition(journal: str, bounds: str | None, leaving: bool) -> Partition:
     return Partition(journal, int(match[1]), None if match[2] is None else int(match[2]), leaving)
 
 
-def _round(connection: Connection, policy: Policy) -> Report:
-    report = Report()
+def _round(connection: Connection, policy: VersionPolicy) -> RetentionReport:
+    report = RetentionReport()
     _finish(connection, report)
     _make(connection, report)
     report.oldest = _raise_oldest(connection, policy)
@@ -135,7 +135,7 @@ def _round(connection: Connection, policy: Policy) -> Report:
     return report
 
 
-def _finish(connection: Connection, report: Report) -> None:
+def _finish(connection: Connection, report: RetentionReport) -> None:
     """Complete the work that earlier rounds began."""
     for partition in partitions(connection):
         if partition.leaving:
@@ -153,7 +153,7 @@ def _finish(connection: Connection, report: Report) -> None:
                 report.dropped.append(partition.name)
 
 
-def _make(connection: Connection, report: Report) -> None:
+def _make(connection: Connection, report: RetentionReport) -> None:
     """End the last partition of each journal and create the next, where the stamps are close."""
     for partition in partitions(connection):
         if partition.end is None and _next_end(connection, partition) is not None:
@@ -191,7 +191,7 @@ def _end(connection: Connection, partition: Partition) -> str:
     return following.name
 
 
-def _raise_oldest(connection: Connection, policy: Policy) -> int:
+def _raise_oldest(connection: Connection, policy: VersionPolicy) -> int:
     """Set the start of the journals; it never decreases."""
     known, last = _oldest(connection), newest(connection)
     wanted = [
@@ -227,7 +227,7 @@ def _stamped_within(connection: Connection, age: timedelta, oldest: int, last: i
     return found
 
 
-def _drop(connection: Connection, report: Report) -> None:
+def _drop(connection: Connection, report: RetentionReport) -> None:
     """Drop the partitions below the oldest version, as soon as every transaction can see it."""
     there = partitions(connection)
     old = [each for each in there if each.end is not None and each.end <= report.oldest]
@@ -288,7 +288,7 @@ def _hurried(connection: Connection) -> Iterator[None]:
 
 
 @contextmanager
-def _giving_way(report: Report, partition: Partition) -> Iterator[None]:
+def _giving_way(report: RetentionReport, partition: Partition) -> Iterator[None]:
     """Skip what cannot be locked in time until the next round."""
     try:
         yield

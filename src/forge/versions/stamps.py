@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 from psycopg.pq import TransactionStatus
 
+from forge.errors import TransactionUnfit
 from forge.postgres.connection import Connection
-from forge.versions.errors import TransactionUnfit
 from forge.versions.operation import typed
 
 

@@ -26,9 +26,9 @@ from typing import Any, Final, Literal, cast, get_args
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from forge.errors import StrategyBusy
 from forge.postgres import leases
 from forge.postgres.connection import Connection
-from forge.versions.errors import StrategyBusy
 from forge.versions.operation import typed
 from forge.versions.switch import PATIENCE, sql, switch
 

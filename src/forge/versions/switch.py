@@ -12,9 +12,9 @@ from typing import Final, LiteralString
 
 import psycopg
 
+from forge.errors import StrategyBusy
 from forge.postgres.connection import Connection
 from forge.postgres.queries import query_file
-from forge.versions.errors import StrategyBusy
 from forge.versions.operation import operation
 
 sql: Final = query_file("forge.versions", "sql/postgresql/triggers.sql")

@@ -11,7 +11,7 @@ the limit of Python's stack. A trigger applies the same rules to writes by SQL: 
 >>> json_of({"weights": [1, float("nan")]}, "body")
 Traceback (most recent call last):
     ...
-forge.versions.errors.DocumentInvalid: the body cannot be written: nan is no number of JSON
+forge.errors.DocumentInvalid: the body cannot be written: nan is no number of JSON
 fix: leave it out, or write null
 """
 
@@ -20,8 +20,8 @@ from collections.abc import Collection, Mapping
 from decimal import Decimal
 from typing import Any, Final
 
+from forge.errors import DocumentInvalid
 from forge.postgres.text import unstorable
-from forge.versions.errors import DocumentInvalid
 from forge.versions.nouns import encode
 
 LARGEST_ID: Final = 2**63 - 1

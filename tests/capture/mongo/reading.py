@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
-from forge.capture import Batch
+from forge.capture import SourceBatch
 from forge.change import Change
 
 DEADLINE = 20.0
@@ -16,14 +16,14 @@ UNCLOSED = pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pyte
 be in any test whose server is not there."""
 
 
-async def take(batches: AsyncGenerator[Batch], count: int) -> list[Change]:
+async def take(batches: AsyncGenerator[SourceBatch], count: int) -> list[Change]:
     """The first changes of a stream, at least so many."""
     return [change for batch in await batches_with(batches, count) for change in batch.changes]
 
 
-async def batches_with(batches: AsyncGenerator[Batch], count: int) -> list[Batch]:
+async def batches_with(batches: AsyncGenerator[SourceBatch], count: int) -> list[SourceBatch]:
     """The first batches of a stream, until they have at least so many changes."""
-    taken: list[Batch] = []
+    taken: list[SourceBatch] = []
     async with asyncio.timeout(DEADLINE), aclosing(batches):
         async for batch in batches:
             taken.append(batch)
@@ -32,7 +32,7 @@ async def batches_with(batches: AsyncGenerator[Batch], count: int) -> list[Batch
     return taken
 
 
-async def whole(batches: AsyncGenerator[Batch]) -> list[Batch]:
+async def whole(batches: AsyncGenerator[SourceBatch]) -> list[SourceBatch]:
     """A snapshot."""
     async with asyncio.timeout(DEADLINE), aclosing(batches):
         return [batch async for batch in batches]

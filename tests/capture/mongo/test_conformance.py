@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from forge.testing.conformance import Check, CountingProxy, checks, conform, name
-from forge.testing.conformance.mongo import opened
+from tests.checkers.conformance.mongo import opened
 
 
 @pytest.fixture(scope="module")

@@ -92,9 +92,9 @@ def _first(client: Any) -> Any:
 
 
 def by_time_of(cursor: str) -> Any:
-    from forge.capture.mongo.cursor import Cursor
+    from forge.capture.mongo.cursor import MongoCursor
 
-    return Cursor.parse(cursor).place.reached
+    return MongoCursor.parse(cursor).place.reached
 
 
 @pytest.mark.contract("W2")

@@ -9,7 +9,7 @@ import pytest
 from bson import Binary, Decimal128, Int64, MaxKey, MinKey, ObjectId
 from pymongo.asynchronous.database import AsyncDatabase
 
-from forge.capture import Batch, Filter
+from forge.capture import Filter, SourceBatch
 from forge.capture.mongo import MongoSource
 from forge.capture.mongo.codecs import form
 from forge.change import Change, Op
@@ -98,7 +98,7 @@ def _age(client: Any) -> None:
         client.other.noise.insert_one({})
 
 
-async def _next(source: MongoSource, cursor: str | None) -> list[Batch]:
+async def _next(source: MongoSource, cursor: str | None) -> list[SourceBatch]:
     """A snapshot up to its next batch with rows that are read, or its end."""
     taken = []
     async with asyncio.timeout(20), aclosing(source.snapshot(cursor)) as batches:
@@ -116,7 +116,7 @@ class _State:
         self.tables: dict[str, dict[Any, Any]] = {}
         self._seen: set[str] = set()
 
-    def apply(self, batch: Batch) -> None:
+    def apply(self, batch: SourceBatch) -> None:
         for change in batch.changes:
             assert change.id not in self._seen
             self._seen.add(change.id)

@@ -11,12 +11,12 @@ from pymongo.asynchronous.database import AsyncDatabase
 from forge import wire
 from forge.capture import Filter
 from forge.capture.mongo import MongoSource
-from forge.capture.mongo.cursor import Cursor
+from forge.capture.mongo.cursor import MongoCursor
 from forge.capture.mongo.pushdown import stages
 from forge.change import UNAVAILABLE, Op
 from forge.debezium import encode
-from forge.testing.conformance.mongo import IMAGES
 from tests.capture.mongo.reading import batches_with, take, told
+from tests.checkers.conformance.mongo import IMAGES
 
 Database = AsyncDatabase[dict[str, Any]]
 
@@ -149,7 +149,7 @@ async def _until_last(source: MongoSource, start: str) -> list[Any]:
 
 async def _sent(database: Database, filter: Filter, start: str) -> int:
     """How many events the server sends for the stages of a filter."""
-    time = Cursor.parse(start).place.time
+    time = MongoCursor.parse(start).place.time
     stream = {"startAtOperationTime": time, "fullDocument": "updateLookup", "fullDocumentBeforeChange": "whenAvailable"}
     async with await database.aggregate(
         [{"$changeStream": stream}, *stages(database.name, filter)], batchSize=1000
@@ -269,7 +269,7 @@ async def test_the_cursor_moves_on_while_only_others_write(database: Database, u
 
 @pytest.mark.contract("W15")
 async def test_every_change_has_an_envelope_and_a_wire_form(database: Database, url: str) -> None:
-    from forge.testing.conformance.mongo import SAMPLES
+    from tests.checkers.conformance.mongo import SAMPLES
 
     async with MongoSource(url) as source:
         start = await source.now()

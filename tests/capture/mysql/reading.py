@@ -8,7 +8,7 @@ from typing import Any
 
 from forge.capture import Filter
 from forge.capture.mysql import MysqlSource
-from forge.capture.source import Batch
+from forge.capture.source import SourceBatch
 from forge.change import Change
 
 SOON = 20.0
@@ -20,9 +20,9 @@ def source(url: str, filter: Filter | None = None, **options: Any) -> MysqlSourc
     return MysqlSource(url, filter, **{"heartbeat": 1.0, **options})
 
 
-async def batches(reader: MysqlSource, after: str | None, enough: Callable[[list[Change]], bool]) -> list[Batch]:
+async def batches(reader: MysqlSource, after: str | None, enough: Callable[[list[Change]], bool]) -> list[SourceBatch]:
     """Batches after the cursor, until their changes are enough."""
-    found: list[Batch] = []
+    found: list[SourceBatch] = []
     seen: list[Change] = []
     async with asyncio.timeout(SOON), aclosing(reader.stream(after)) as stream:
         if enough(seen):
@@ -41,7 +41,7 @@ async def changes(reader: MysqlSource, after: str | None, count: int) -> list[Ch
     return [change for batch in found for change in batch.changes]
 
 
-async def snapshot(reader: MysqlSource, after: str | None = None) -> list[Batch]:
+async def snapshot(reader: MysqlSource, after: str | None = None) -> list[SourceBatch]:
     """A whole snapshot."""
     async with asyncio.timeout(SOON), aclosing(reader.snapshot(after)) as found:
         return [batch async for batch in found]
@@ -51,7 +51,7 @@ class Follower:
     """A stream that is read in the background."""
 
     def __init__(self) -> None:
-        self.batches: list[Batch] = []
+        self.batches: list[SourceBatch] = []
         self.failed: BaseException | None = None
         self._changed = asyncio.Event()
 

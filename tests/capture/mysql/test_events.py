@@ -9,11 +9,11 @@ import pytest
 
 from forge.capture import Filter
 from forge.capture.mysql import catalog
-from forge.capture.mysql.address import Address
-from forge.capture.mysql.changes import Changes
-from forge.capture.mysql.cursor import Cursor
-from forge.capture.mysql.feed import Feed
-from forge.capture.mysql.view import View
+from forge.capture.mysql.address import MysqlAddress
+from forge.capture.mysql.changes import BinlogChanges
+from forge.capture.mysql.cursor import MysqlCursor
+from forge.capture.mysql.feed import BinlogFeed
+from forge.capture.mysql.view import MysqlCatalog
 from forge.change import Op
 from forge.errors import CursorForeign, DecodeError, SourceError
 from forge.testing.mariadb import run
@@ -25,30 +25,30 @@ FORMAT, XID, INCIDENT, PAYLOAD = 15, 16, 26, 40
 
 
 @pytest.fixture
-def log(maria_database: str) -> Iterator[tuple[list[bytes], Cursor, View]]:
+def log(maria_database: str) -> Iterator[tuple[list[bytes], MysqlCursor, MysqlCatalog]]:
     """The events of one transaction of two inserts, the cursor before them, and the catalog."""
-    address = Address.parse(maria_database)
+    address = MysqlAddress.parse(maria_database)
     run(maria_database, "CREATE TABLE t (id int PRIMARY KEY, s text)")
-    start = Cursor.parse(asyncio.run(source(maria_database).now()))
+    start = MysqlCursor.parse(asyncio.run(source(maria_database).now()))
     run(maria_database, "BEGIN", "INSERT INTO t VALUES (1, 'a')", "INSERT INTO t VALUES (2, 'b')", "COMMIT")
     control, reading = address.connect(5), address.connect(5)
     told = catalog.server(control)
     number = random.randrange(1 << 30, 1 << 31)
     place = start.place
-    feed = Feed.open(reading, address, told, number, 1.0, file=place.file, offset=place.offset)
+    feed = BinlogFeed.open(reading, address, told, number, 1.0, file=place.file, offset=place.offset)
     events: list[bytes] = []
     while not any(event[4] == XID for event in events):
         events += feed.read()
     feed.close()
-    yield events, start, View(control, told, address.database, Filter())
+    yield events, start, MysqlCatalog(control, told, address.database, Filter())
     control._force_close()
 
 
-def reading(start: Cursor, view: View) -> Changes:
-    return Changes(view, "test", start, checksums=True)
+def reading(start: MysqlCursor, view: MysqlCatalog) -> BinlogChanges:
+    return BinlogChanges(view, "test", start, checksums=True)
 
 
-def take(found: Changes, events: Iterable[bytes]) -> None:
+def take(found: BinlogChanges, events: Iterable[bytes]) -> None:
     for event in events:
         found.take(event)
 
@@ -62,7 +62,7 @@ def of_type(event: bytes, kind: int) -> bytes:
     return signed(event[:4] + bytes([kind]) + event[5:])
 
 
-def test_whole(log: tuple[list[bytes], Cursor, View]) -> None:
+def test_whole(log: tuple[list[bytes], MysqlCursor, MysqlCatalog]) -> None:
     events, start, view = log
     found = reading(start, view)
     take(found, events)
@@ -70,7 +70,7 @@ def test_whole(log: tuple[list[bytes], Cursor, View]) -> None:
     assert found.cursor().events == 0
 
 
-def test_a_transaction_without_an_end(log: tuple[list[bytes], Cursor, View]) -> None:
+def test_a_transaction_without_an_end(log: tuple[list[bytes], MysqlCursor, MysqlCatalog]) -> None:
     """The server crashed while it wrote the log, and began a new file."""
     events, start, view = log
     found = reading(start, view)
@@ -82,7 +82,7 @@ def test_a_transaction_without_an_end(log: tuple[list[bytes], Cursor, View]) -> 
     assert found.cursor().events == 0
 
 
-def test_a_damaged_event(log: tuple[list[bytes], Cursor, View]) -> None:
+def test_a_damaged_event(log: tuple[list[bytes], MysqlCursor, MysqlCatalog]) -> None:
     events, start, view = log
     found = reading(start, view)
     take(found, events[:-1])
@@ -91,7 +91,7 @@ def test_a_damaged_event(log: tuple[list[bytes], Cursor, View]) -> None:
         found.take(events[-1][:middle] + bytes([events[-1][middle] ^ 1]) + events[-1][middle + 1 :])
 
 
-def test_rows_that_end_too_early(log: tuple[list[bytes], Cursor, View]) -> None:
+def test_rows_that_end_too_early(log: tuple[list[bytes], MysqlCursor, MysqlCatalog]) -> None:
     events, start, view = log
     found = reading(start, view)
     spoiled = [signed(event[:-5] + event[-4:]) if event[4] in (23, 30) else event for event in events]
@@ -99,7 +99,7 @@ def test_rows_that_end_too_early(log: tuple[list[bytes], Cursor, View]) -> None:
         take(found, spoiled)
 
 
-def test_events_that_are_missing(log: tuple[list[bytes], Cursor, View]) -> None:
+def test_events_that_are_missing(log: tuple[list[bytes], MysqlCursor, MysqlCatalog]) -> None:
     events, start, view = log
     found = reading(start, view)
     take(found, events)
@@ -108,7 +108,7 @@ def test_events_that_are_missing(log: tuple[list[bytes], Cursor, View]) -> None:
     assert [(change.op, change.table) for change in found.changes] == [(Op.INVALIDATE, "t")]
 
 
-def test_compressed_transactions_are_refused(log: tuple[list[bytes], Cursor, View]) -> None:
+def test_compressed_transactions_are_refused(log: tuple[list[bytes], MysqlCursor, MysqlCatalog]) -> None:
     events, start, view = log
     found = reading(start, view)
     take(found, events[:2])
@@ -117,10 +117,10 @@ def test_compressed_transactions_are_refused(log: tuple[list[bytes], Cursor, Vie
     assert "binlog_transaction_compression = OFF" in refused.value.fix
 
 
-def test_a_file_that_was_begun_at_another_time(log: tuple[list[bytes], Cursor, View]) -> None:
+def test_a_file_that_was_begun_at_another_time(log: tuple[list[bytes], MysqlCursor, MysqlCatalog]) -> None:
     events, start, view = log
     place = start.place._replace(created=start.place.created - 1)
-    found = reading(Cursor(start.server, place, 0, start.gtid), view)
+    found = reading(MysqlCursor(start.server, place, 0, start.gtid), view)
     with pytest.raises(CursorForeign, match="is not the file"):
         take(found, events)
 

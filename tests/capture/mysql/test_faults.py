@@ -10,9 +10,9 @@ from contextlib import aclosing
 
 import pytest
 
-from forge.capture.mysql.changes import Changes
-from forge.capture.mysql.tail import AHEAD, Tail
-from forge.capture.source import Batch
+from forge.capture.mysql.changes import BinlogChanges
+from forge.capture.mysql.tail import AHEAD, BinlogTail
+from forge.capture.source import SourceBatch
 from forge.errors import SourceError
 from forge.testing import FaultProxy
 from forge.testing.mariadb import MariadbServer, run
@@ -87,13 +87,13 @@ async def test_a_half_open_connection_is_noticed(
 async def test_an_idle_stream_stays_connected(maria_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """For longer than the silence after which it would be given up: heartbeats come."""
     came: list[int] = []
-    take = Changes.take
+    take = BinlogChanges.take
 
-    def counted(self: Changes, event: bytes) -> None:
+    def counted(self: BinlogChanges, event: bytes) -> None:
         came.append(event[4])
         take(self, event)
 
-    monkeypatch.setattr(Changes, "take", counted)
+    monkeypatch.setattr(BinlogChanges, "take", counted)
     run(maria_database, "CREATE TABLE t (id int PRIMARY KEY)")
     reader = source(maria_database, heartbeat=0.1)
     async with following(reader) as follower:
@@ -131,14 +131,14 @@ async def test_nobody_there(maria_database: str, proxy: FaultProxy) -> None:
 async def test_a_slow_consumer_costs_no_memory(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One transaction of 10 MB, and a consumer that takes its first batch and then none until nothing more fits."""
     ready = 0
-    hand = Tail._hand
+    hand = BinlogTail._hand
 
-    def counted(self: Tail, batch: Batch | None) -> None:
+    def counted(self: BinlogTail, batch: SourceBatch | None) -> None:
         nonlocal ready
         ready += 1
         hand(self, batch)
 
-    monkeypatch.setattr(Tail, "_hand", counted)
+    monkeypatch.setattr(BinlogTail, "_hand", counted)
     run(database, "CREATE TABLE t (id int PRIMARY KEY AUTO_INCREMENT, s varchar(1000))")
     reader = source(database, page=100)
     start = await reader.now()

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from forge.capture.source import Batch
+from forge.capture.source import SourceBatch
 from forge.change import JSON_NULL, Change, Op, same
 from forge.debezium import decode, encode
 from forge.testing.mariadb import connect_mariadb, run
@@ -126,7 +126,7 @@ def write(url: str, columns: list[str], values: list[str]) -> None:
     connection.close()
 
 
-async def both(url: str, columns: list[str], values: list[str]) -> tuple[list[Change], list[Batch]]:
+async def both(url: str, columns: list[str], values: list[str]) -> tuple[list[Change], list[SourceBatch]]:
     """What the stream says of it, and a snapshot."""
     reader = source(url)
     start = await reader.now()

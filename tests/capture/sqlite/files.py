@@ -7,7 +7,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from forge.capture import Batch, Filter
+from forge.capture import Filter, SourceBatch
 from forge.capture.sqlite import SqliteSource
 from forge.change import Change, Op
 
@@ -53,7 +53,7 @@ async def now(path: Path) -> str:
         return await source.now()
 
 
-async def until(batches: AsyncIterator[Batch], done: Callable[[list[Change]], bool]) -> tuple[list[Change], str]:
+async def until(batches: AsyncIterator[SourceBatch], done: Callable[[list[Change]], bool]) -> tuple[list[Change], str]:
     """The changes of a stream until they are enough."""
     found: list[Change] = []
     async with aclosing(batches) as reading:  # type: ignore[type-var]

@@ -8,7 +8,7 @@ import pytest
 from forge.cli import main
 from tests.capture.sqlite.files import now, since, url_of, writer
 
-pytestmark = [pytest.mark.contract("W6")]
+pytestmark = [pytest.mark.command, pytest.mark.contract("W6")]
 
 
 def forge(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from forge.testing.conformance import Check, checks, conform, hook, name, sqlite
+from forge.testing.conformance import Check, checks, conform, name
+from tests.checkers.conformance import hook, sqlite
 
 LONG = ("killed consumer", "slow consumer")
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from forge.capture import Batch, Filter
+from forge.capture import Filter, SourceBatch
 from forge.capture.sqlite import SqliteSource, enable
-from forge.capture.sqlite.cursor import Cursor
-from forge.capture.sqlite.file import File
+from forge.capture.sqlite.cursor import SqliteCursor
+from forge.capture.sqlite.file import SqliteFile
 from forge.capture.sqlite.queue import Queue
-from forge.capture.sqlite.snapshot import Snapshot
+from forge.capture.sqlite.snapshot import SqliteSnapshot
 from forge.change import Change, Op
 from forge.errors import CursorExpired, CursorForeign, CursorInvalid, SourceError
 from tests.capture.sqlite.files import Replica, everything, now, since, stored, until, url_of, writer
@@ -46,9 +46,9 @@ def keys(changes: list[Change]) -> list[object]:
 
 
 async def test_every_cursor_goes_on_with_the_next_change_and_the_same_ids(path: Path) -> None:
-    start = Cursor.parse(await now(path))
+    start = SqliteCursor.parse(await now(path))
     write(path, *range(1, 21))
-    queue = Queue(File(url_of(path)), Filter())
+    queue = Queue(SqliteFile(url_of(path)), Filter())
     whole = queue.read(start)
     assert whole is not None
     for size in (1, 3, 7):
@@ -56,7 +56,7 @@ async def test_every_cursor_goes_on_with_the_next_change_and_the_same_ids(path: 
         cursor = start
         while (batch := queue.read(cursor, rows=size)) is not None:
             found += batch.changes
-            cursor = Cursor.parse(batch.cursor)
+            cursor = SqliteCursor.parse(batch.cursor)
         assert found == whole.changes
     queue.close()
 
@@ -98,7 +98,7 @@ async def test_a_cursor_before_what_was_removed_has_expired(path: Path) -> None:
 async def test_a_reader_is_told_when_another_consumer_removed_what_it_had_not_read(path: Path) -> None:
     async with SqliteSource(url_of(path)) as source, aclosing(source.stream(await source.now())) as batches:
         write(path, *range(1, 8000))
-        batch: Batch = await asyncio.wait_for(anext(batches), 10)
+        batch: SourceBatch = await asyncio.wait_for(anext(batches), 10)
         assert len(batch.changes) < 7999
         await source.ack(await source.now())
         with pytest.raises(CursorExpired):
@@ -234,18 +234,18 @@ async def test_a_snapshot_and_its_stream_are_the_tables(tmp_path: Path, seed: in
     then = {table: stored(connection, table) for table in TABLES}
     chance = random.Random(seed)
     found: list[Change] = []
-    cursor: Cursor | None = None
-    reading = Snapshot(File(url_of(path)), Filter(), None)
+    cursor: SqliteCursor | None = None
+    reading = SqliteSnapshot(SqliteFile(url_of(path)), Filter(), None)
     while cursor is None or cursor.place is not None:
         batch = reading.next(rows=2)
         found += batch.changes
-        cursor = Cursor.parse(batch.cursor)
+        cursor = SqliteCursor.parse(batch.cursor)
         for _ in range(5):
             fuzz.step()
         fuzz.end()
         if chance.random() < 0.5 and cursor.place is not None:
             reading.close()
-            reading = Snapshot(File(url_of(path)), Filter(), cursor)
+            reading = SqliteSnapshot(SqliteFile(url_of(path)), Filter(), cursor)
     reading.close()
     assert {change.op for change in found} == {Op.READ}
     assert len({change.id for change in found}) == len(found)
@@ -260,7 +260,7 @@ async def test_a_snapshot_and_its_stream_are_the_tables(tmp_path: Path, seed: in
 
 async def test_a_snapshot_read_again_from_a_cursor_has_the_same_ids(path: Path) -> None:
     write(path, *range(1, 8))
-    reading = Snapshot(File(url_of(path)), Filter(), None)
+    reading = SqliteSnapshot(SqliteFile(url_of(path)), Filter(), None)
     first = reading.next(rows=3)
     rest = [*reading.next(rows=2).changes, *reading.next(rows=9).changes]
     reading.close()
@@ -268,7 +268,7 @@ async def test_a_snapshot_read_again_from_a_cursor_has_the_same_ids(path: Path) 
     connection.execute("DELETE FROM orders WHERE id = 5")
     connection.execute("UPDATE orders SET note = 'y', id = 70 WHERE id = 6")
     connection.execute("INSERT INTO orders VALUES (8, 'z')")
-    again = Snapshot(File(url_of(path)), Filter(), Cursor.parse(first.cursor))
+    again = SqliteSnapshot(SqliteFile(url_of(path)), Filter(), SqliteCursor.parse(first.cursor))
     assert again.next(rows=100).changes == rest
     again.close()
 
@@ -280,8 +280,8 @@ async def test_a_snapshot_ends_where_the_rows_of_then_cannot_be_told(tmp_path: P
     connection.execute("CREATE TABLE t (x)" if vacuum else "CREATE TABLE t (x INTEGER PRIMARY KEY)")
     connection.execute("INSERT INTO t VALUES (1), (2), (3)")
     enable(url_of(path), ["t"])
-    reading = Snapshot(File(url_of(path)), Filter(), None)
-    cursor = Cursor.parse(reading.next(rows=1).cursor)
+    reading = SqliteSnapshot(SqliteFile(url_of(path)), Filter(), None)
+    cursor = SqliteCursor.parse(reading.next(rows=1).cursor)
     reading.close()
     connection.execute("VACUUM" if vacuum else "ALTER TABLE t ADD COLUMN y")
     async with SqliteSource(url_of(path)) as source:
@@ -291,7 +291,7 @@ async def test_a_snapshot_ends_where_the_rows_of_then_cannot_be_told(tmp_path: P
 
 async def test_a_snapshot_whose_queue_was_removed_has_expired(path: Path) -> None:
     write(path, 1, 2)
-    reading = Snapshot(File(url_of(path)), Filter(), None)
+    reading = SqliteSnapshot(SqliteFile(url_of(path)), Filter(), None)
     cursor = reading.next(rows=1).cursor
     reading.close()
     write(path, 3)

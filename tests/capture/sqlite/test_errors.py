@@ -10,7 +10,7 @@ import pytest
 
 from forge.capture import Filter, open_source
 from forge.capture.sqlite import SqliteSource, enable
-from forge.capture.sqlite.file import File
+from forge.capture.sqlite.file import SqliteFile
 from forge.errors import ConfigError, ForgeError, NotInstalled, SchemaTooNew, SourceError
 from tests.capture.sqlite.files import url_of, writer
 
@@ -59,7 +59,7 @@ async def test_slashes_too_many_do_no_harm(path: Path) -> None:
 async def test_who_has_a_write_ahead_log_is_not_told_to_have_one(path: Path) -> None:
     connection = writer(path, wal=True)
     connection.execute("BEGIN IMMEDIATE")
-    file = File(url_of(path), patience=0.05)
+    file = SqliteFile(url_of(path), patience=0.05)
     with closing(file.connect()) as other, pytest.raises(SourceError, match="was locked") as error, file.errors():
         other.execute("BEGIN IMMEDIATE")
     assert "transactions short" in error.value.fix

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forge import debezium, wire
-from forge.capture import Batch, Filter
+from forge.capture import Filter, SourceBatch
 from forge.capture.sqlite import SqliteSource, enable
-from forge.capture.sqlite.file import File
+from forge.capture.sqlite.file import SqliteFile
 from forge.capture.sqlite.queue import Queue
 from tests.capture.sqlite.files import exact, now, rows_of, since, url_of, writer
 
@@ -51,7 +51,7 @@ def bits(value: Any) -> Any:
 @given(rows=ROWS)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_inserts_updates_and_deletes_have_the_stored_values(shelf: Path, rows: list[tuple[Any, ...]]) -> None:
-    queue = Queue(File(url_of(shelf)), Filter())
+    queue = Queue(SqliteFile(url_of(shelf)), Filter())
     connection = writer(shelf)
     try:
         start = queue.head()
@@ -79,7 +79,7 @@ def test_inserts_updates_and_deletes_have_the_stored_values(shelf: Path, rows: l
 @given(keys=st.lists(VALUES.filter(lambda value: value is not None and value == value), min_size=1, max_size=8))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_value_can_be_a_key(shelf: Path, keys: list[Any]) -> None:
-    queue = Queue(File(url_of(shelf)), Filter())
+    queue = Queue(SqliteFile(url_of(shelf)), Filter())
     connection = writer(shelf)
     try:
         connection.execute("DELETE FROM w")
@@ -152,7 +152,7 @@ async def test_the_debezium_envelope_of_any_value(tmp_path: Path) -> None:
     assert debezium.decode(raw, columns).id == change.id
 
 
-def queue_batches(path: Path, start: str) -> AsyncIterator[Batch]:
+def queue_batches(path: Path, start: str) -> AsyncIterator[SourceBatch]:
     return SqliteSource(url_of(path)).until_now(start)
 
 

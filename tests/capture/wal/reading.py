@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
-from forge.capture.source import Batch
+from forge.capture.source import SourceBatch
 from forge.capture.wal import WalSource
 from forge.change import Change, Op
 from forge.postgres.connection import Connection
@@ -19,9 +19,9 @@ def mark(connection: Connection) -> None:
     connection.execute(f"INSERT INTO {END} DEFAULT VALUES")
 
 
-async def to_end(source: WalSource, after: str | None, *, ack: bool = False, timeout: float = 20) -> list[Batch]:
+async def to_end(source: WalSource, after: str | None, *, ack: bool = False, timeout: float = 20) -> list[SourceBatch]:
     """Every batch after the cursor up to that of the next mark."""
-    found: list[Batch] = []
+    found: list[SourceBatch] = []
     async with asyncio.timeout(timeout), aclosing(source.stream(after)) as batches:
         async for batch in batches:
             found.append(batch)
@@ -32,7 +32,7 @@ async def to_end(source: WalSource, after: str | None, *, ack: bool = False, tim
     raise AssertionError("the stream ended")
 
 
-def changes(batches: list[Batch]) -> list[Change]:
+def changes(batches: list[SourceBatch]) -> list[Change]:
     """What the batches hold, less the mark."""
     return [change for batch in batches for change in batch.changes if change.table != END]
 

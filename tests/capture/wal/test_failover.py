@@ -22,7 +22,7 @@ from forge.embedded import PostgresServer
 from forge.postgres.connection import connect
 from forge.testing.postgres import available_versions, temporary_postgres
 from tests.capture.wal.reading import changes, mark, to_end
-from tests.integration.standby import standby_of
+from tests.servers.standby import standby_of
 
 pytestmark = [
     pytest.mark.contract("W4"),

@@ -11,7 +11,7 @@ import pytest
 
 import forge
 from forge.capture.wal import WalSource
-from forge.capture.wal.position import Place
+from forge.capture.wal.position import WalCursor
 from forge.embedded import PostgresServer, StopMode
 from forge.postgres.connection import Connection, connect
 from forge.testing import FaultProxy, fresh_database, temporary_postgres
@@ -53,7 +53,7 @@ async def test_every_cursor_of_every_batch_goes_on_exactly_there(
     batches = await to_end(source, cursor)
     ids = [change.id for change in changes(batches)]
     assert len(set(ids)) == len(ids) > 100
-    assert any(Place.parse(batch.cursor).inside is not None for batch in batches)
+    assert any(WalCursor.parse(batch.cursor).inside is not None for batch in batches)
     chosen = random.Random(5).sample(batches[:-1], 8)
     done = 0
     for batch in batches[:-1]:
@@ -70,12 +70,12 @@ async def test_what_is_not_acknowledged_comes_again_and_what_is_does_not(databas
     connection.execute("INSERT INTO t VALUES (1)")
     mark(connection)
     first = await to_end(source, cursor)
-    slot = Place.parse(cursor).slot
+    slot = WalCursor.parse(cursor).slot
     query = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
     before = connection.execute(query, (slot,)).fetchone()
     mark(connection)
     second = await to_end(source, first[-1].cursor, ack=True)
-    lsn = Place.parse(second[-1].cursor).lsn
+    lsn = WalCursor.parse(second[-1].cursor).lsn
     row = await until(lambda: connection.execute(query, (slot,)).fetchone(), lambda found: found != before)
     assert row is not None
     assert forge.cursor.wal_position(row[0]) == lsn
@@ -87,7 +87,7 @@ async def test_what_is_not_acknowledged_comes_again_and_what_is_does_not(databas
     await WalSource(database).ack(third[-1].cursor)
     row = connection.execute(query, (slot,)).fetchone()
     assert row is not None
-    assert forge.cursor.wal_position(row[0]) == Place.parse(third[-1].cursor).lsn
+    assert forge.cursor.wal_position(row[0]) == WalCursor.parse(third[-1].cursor).lsn
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ async def test_a_slow_consumer_keeps_its_connection(database: str, connection: C
         "SELECT active_pid, reply_time FROM pg_replication_slots JOIN pg_stat_replication ON pid = active_pid"
         " WHERE slot_name = %s"
     )
-    slot = Place.parse(cursor).slot
+    slot = WalCursor.parse(cursor).slot
 
     def session() -> tuple[int, datetime | None]:
         """Its process on the server, and when that last heard from the consumer."""
@@ -175,7 +175,7 @@ async def test_an_idle_database_lets_the_slot_move_on(database: str, connection:
     connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
     source = WalSource(database, heartbeat=0.1)
     cursor = await source.now()
-    start = Place.parse(cursor).lsn
+    start = WalCursor.parse(cursor).lsn
     other = f"{database.rpartition('/')[0]}/postgres"
     async with asyncio.timeout(10), aclosing(source.stream(cursor)) as batches:
         with connect(other) as busy:
@@ -183,7 +183,7 @@ async def test_an_idle_database_lets_the_slot_move_on(database: str, connection:
         async for batch in batches:
             assert not batch.changes
             await source.ack(batch.cursor)
-            if Place.parse(batch.cursor).lsn > start + 100_000:
+            if WalCursor.parse(batch.cursor).lsn > start + 100_000:
                 break
     status = await source.status()
     assert status.lag_bytes is not None
@@ -277,7 +277,7 @@ CURSORS = (
 async def test_cursors_that_cannot_be_used(database: str) -> None:
     source = WalSource(database)
     cursor = await source.now()
-    place = Place.parse(cursor)
+    place = WalCursor.parse(cursor)
     for text, error in CURSORS:
         given = text.format(
             cursor=cursor.partition("~")[0], system=place.system, database=place.database, slot=place.slot

@@ -9,8 +9,8 @@ import pytest
 
 import forge
 from forge.capture import Filter
-from forge.capture.wal import Limits, WalSource
-from forge.capture.wal.position import Place
+from forge.capture.wal import SlotLimits, WalSource
+from forge.capture.wal.position import WalCursor
 from forge.change import Op
 from forge.cli import main
 from forge.errors import ForgeError, SlotInUse, SlotLost, SourceError
@@ -88,7 +88,7 @@ async def test_a_slot_in_use(database: str, connection: Connection, monkeypatch:
 async def test_a_slot_that_is_gone_or_lost(database: str, connection: Connection) -> None:
     source = WalSource(database)
     cursor = await source.now()
-    slot = Place.parse(cursor).slot
+    slot = WalCursor.parse(cursor).slot
     connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
     with pytest.raises(SlotLost) as raised:
         await to_end(source, cursor)
@@ -123,10 +123,10 @@ async def test_a_slot_whose_wal_the_server_removed() -> None:
 async def test_a_hard_limit_drops_the_slot_of_a_consumer_that_does_not_come_back(
     database: str, connection: Connection
 ) -> None:
-    limits = Limits(warn=50_000, most=1_000_000, act="drop")
+    limits = SlotLimits(warn=50_000, most=1_000_000, act="drop")
     source = WalSource(database, limits=limits, interval=0.05)
     cursor = await source.now()
-    slot = Place.parse(cursor).slot
+    slot = WalCursor.parse(cursor).slot
     async with asyncio.timeout(20), aclosing(source.stream(cursor)) as batches:
         mark(connection)
         await anext(batches)
@@ -147,7 +147,7 @@ async def test_a_hard_limit_drops_the_slot_of_a_consumer_that_does_not_come_back
 async def test_a_hard_limit_that_only_alerts(
     database: str, connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = WalSource(database, limits=Limits(most=1_000_000), interval=0.05)
+    source = WalSource(database, limits=SlotLimits(most=1_000_000), interval=0.05)
     cursor = await source.now()
     async with asyncio.timeout(20), aclosing(source.stream(cursor)) as batches:
         mark(connection)

@@ -8,7 +8,7 @@ import pytest
 
 import forge
 from forge.capture import Filter, changes, open_source
-from forge.capture.source import Batch, in_snapshot
+from forge.capture.source import SourceBatch, in_snapshot
 from forge.capture.wal import WalSource
 from forge.change import Change, Op
 from forge.postgres.connection import AsyncConnection, Connection, connect_async
@@ -122,7 +122,7 @@ async def test_a_snapshot_is_resumed_from_any_of_its_cursors(
     connection.execute("INSERT INTO a SELECT generate_series(1, 175)")
     connection.execute("INSERT INTO b SELECT 'k' || generate_series(1, 120)")
     source = WalSource(database)
-    batches: list[Batch] = [batch async for batch in source.snapshot()]
+    batches: list[SourceBatch] = [batch async for batch in source.snapshot()]
     everything = {change.id: change for batch in batches for change in batch.changes}
     assert len(everything) == 295
     assert not in_snapshot(batches[-1].cursor)

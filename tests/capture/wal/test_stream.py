@@ -11,8 +11,8 @@ from forge.change import UNAVAILABLE, Change, Op, same
 from forge.changelog.reader import Reader
 from forge.postgres.connection import Connection, connect
 from tests.capture.wal.reading import changes, mark, said, to_end
-from tests.integration import log as logs
-from tests.integration.test_capture_values import HOSTILE, TYPES, VALUES, write
+from tests.changelog import log as logs
+from tests.changelog.test_capture_values import HOSTILE, TYPES, VALUES, write
 
 pytestmark = pytest.mark.contract("W4")
 

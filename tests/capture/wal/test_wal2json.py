@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from forge.capture.wal import WalSource, protocol
-from forge.capture.wal.decode import Decoder
+from forge.capture.wal.decode import WalDecoder
 from forge.capture.wal.position import Timelines
 from forge.capture.wal.protocol import RelationColumn, RelationMessage
-from forge.capture.wal.relations import Facts, Relation
+from forge.capture.wal.relations import Facts, WalRelation
 from forge.capture.wal.wal2json import Translator, event
 from forge.change import UNAVAILABLE, Change, Op, same
 from forge.changelog.install import install
@@ -23,7 +23,7 @@ from forge.errors import ConfigError, DecodeError, SourceError
 from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database, temporary_postgres
 from tests.capture.wal.reading import changes, mark, to_end
-from tests.integration.test_capture_values import TYPES, VALUES, write
+from tests.changelog.test_capture_values import TYPES, VALUES, write
 
 pytestmark = pytest.mark.contract("W4")
 
@@ -47,7 +47,7 @@ FORMS = [("integer", "int"), ("numeric(8,2)", "numeric"), ("bytea", "bytea"), ("
 def translated(lines: list[str]) -> list[Change]:
     """What a session would make of these lines."""
     translator = Translator()
-    decoder = Decoder("shop", "1", Timelines(1), None, 700)
+    decoder = WalDecoder("shop", "1", Timelines(1), None, 700)
     for number, line in enumerate(lines):
         data = b"w" + struct.pack(">qqq", 1000 + number, 1000 + number, 0) + line.encode()
         found = event(data)
@@ -59,7 +59,7 @@ def translated(lines: list[str]) -> list[Change]:
                 decoder.begin(begin.xid, begin.commit, begin.at)
             elif kind == b"R":
                 said = protocol.relation(message)
-                decoder.relations[message[26:30]] = Relation(said, Facts(FORMS, ("id",)))
+                decoder.relations[message[26:30]] = WalRelation(said, Facts(FORMS, ("id",)))
             elif kind == b"M":
                 decoder.message(message)
             elif kind == b"T":

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from forge.change import Change
-from forge.deliver.consumers import ConsumerNode, Consumers, Context, source_feed
+from forge.deliver.consumers import ConsumerContext, ConsumerNode, Consumers, source_feed
 from tests.deliver.consumers.working import QUICK
 
 
@@ -44,7 +44,7 @@ def made(task: Task) -> Consumers:
     consumers = Consumers()
     count = 0
 
-    async def take(ctx: Context, given: Any) -> None:
+    async def take(ctx: ConsumerContext, given: Any) -> None:
         nonlocal count
         for change in [given] if isinstance(given, Change) else given:
             receipt = Receipt(change.id, change.op.value, change.row_id, (change.after or {}).get("v"))

@@ -16,10 +16,10 @@ import pytest
 from forge.app import Forge
 from forge.change import Change
 from forge.cli import main
-from forge.deliver.consumers import Consumers, Context
+from forge.deliver.consumers import ConsumerContext, Consumers
 from forge.postgres.connection import Connection, connect
 from tests.deliver.consumers.working import SOON, table, until, working
-from tests.integration.serving import serving
+from tests.serve.serving import serving
 
 
 @pytest.mark.contract("R16")
@@ -31,7 +31,7 @@ async def test_a_serving_node_works_on_them_counts_them_and_their_table_is_live(
     seen: list[str] = []
 
     @app.consumer("search", tables=["item"], tries=1)
-    async def index(ctx: Context, change: Change) -> None:
+    async def index(ctx: ConsumerContext, change: Change) -> None:
         if change.row_id == "2":
             raise ValueError("no")
         seen.append(change.row_id)
@@ -61,7 +61,7 @@ async def test_a_stuck_consumer_keeps_no_more_than_a_page_in_memory(database: st
     consumers = Consumers()
 
     @consumers.consumer("stuck", tables=["item"], timeout=None)
-    async def take(ctx: Context, change: Change) -> None:
+    async def take(ctx: ConsumerContext, change: Change) -> None:
         nonlocal count
         stuck.set()
         await go.wait()

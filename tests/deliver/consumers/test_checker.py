@@ -3,7 +3,7 @@
 import pytest
 
 from forge.testing import temporary_postgres
-from forge.testing.delivery.run import Plan, Report, run
+from tests.checkers.delivery.run import Plan, Report, run
 
 
 def carried_out(plan: Plan) -> Report:

@@ -9,9 +9,9 @@ import psycopg
 import pytest
 
 from forge.change import Change
-from forge.deliver.consumers import Consumers, Context, HandlerMisused
+from forge.deliver.consumers import ConsumerContext, Consumers
 from forge.deliver.consumers.control import Control
-from forge.deliver.sink import NotDelivered, Refused
+from forge.errors import DeliveryRefused, HandlerMisused, NotDelivered
 from forge.postgres.connection import Connection, connect
 from tests.deliver.consumers.working import QUICK, table, until, working
 
@@ -24,7 +24,7 @@ def one(seen: Seen, **options: Any) -> Consumers:
     found = Consumers()
 
     @found.consumer("all", tables=["item"], **options)
-    async def take(ctx: Context, change: Change) -> None:
+    async def take(ctx: ConsumerContext, change: Change) -> None:
         seen.append((change.op.value, change.row_id))
 
     return found
@@ -35,7 +35,7 @@ def failing(seen: Seen, fails: Callable[[Change], Exception | None], **options: 
     found = Consumers()
 
     @found.consumer("all", tables=["item"], backoff=NO_WAIT, **options)
-    async def take(ctx: Context, change: Change) -> None:
+    async def take(ctx: ConsumerContext, change: Change) -> None:
         if (error := fails(change)) is not None:
             raise error
         seen.append((change.op.value, change.row_id))
@@ -68,7 +68,7 @@ async def test_a_new_consumer_begins_now_or_at_the_start(database: str, connecti
     consumers = one(now)
 
     @consumers.consumer("old", tables=["item"], start="start")
-    async def take(ctx: Context, change: Change) -> None:
+    async def take(ctx: ConsumerContext, change: Change) -> None:
         start.append((change.op.value, change.row_id))
 
     async with working(database, consumers):
@@ -87,7 +87,7 @@ async def test_what_is_wanted_is_chosen_by_table_operation_columns_and_condition
     consumers = Consumers()
 
     @consumers.consumer("some", tables=["it*"], ops=["UPDATE"], where="id > 1", batch=10, columns=["v"])
-    async def take(ctx: Context, changes: list[Change]) -> None:
+    async def take(ctx: ConsumerContext, changes: list[Change]) -> None:
         assert isinstance(changes, list)
         seen.extend((change.row_id, change.after) for change in changes)
 
@@ -105,7 +105,7 @@ async def test_a_batch_is_no_larger_than_asked(database: str, connection: Connec
     consumers = Consumers()
 
     @consumers.consumer("batches", tables=["item"], batch=400)
-    async def take(ctx: Context, changes: list[Change]) -> None:
+    async def take(ctx: ConsumerContext, changes: list[Change]) -> None:
         sizes.append(len(changes))
 
     async with working(database, consumers):
@@ -143,7 +143,7 @@ async def test_a_poison_change_is_parked_and_only_its_row_waits_behind_it(
     poison = {"2"}
     consumers = Consumers()
 
-    async def take(ctx: Context, changes: Any) -> None:
+    async def take(ctx: ConsumerContext, changes: Any) -> None:
         for change in changes if batch else [changes]:
             if change.row_id in poison:
                 raise ValueError("poison")
@@ -195,7 +195,7 @@ async def test_handlers_may_say_what_to_do_with_a_change(database: str, connecti
 
     def fails(change: Change) -> Exception | None:
         if change.row_id == "1":
-            return Refused("never")
+            return DeliveryRefused("never")
         left[0] -= 1
         return NotDelivered("not now", after=0.001) if left[0] > 0 else None
 
@@ -204,7 +204,7 @@ async def test_handlers_may_say_what_to_do_with_a_change(database: str, connecti
         await until(lambda: seen)
     assert seen == [("insert", "2")]
     (letter,) = await Control(database).letters("all")
-    assert (letter.key, letter.tries, letter.error) == ("1", 1, "Refused: never")
+    assert (letter.key, letter.tries, letter.error) == ("1", 1, "DeliveryRefused: never")
 
 
 async def test_a_handler_that_hangs_is_ended_by_its_timeout(database: str, connection: Connection) -> None:
@@ -214,7 +214,7 @@ async def test_a_handler_that_hangs_is_ended_by_its_timeout(database: str, conne
     consumers = Consumers()
 
     @consumers.consumer("slow", tables=["item"], timeout=0.05, tries=2, backoff=NO_WAIT)
-    async def take(ctx: Context, change: Change) -> None:
+    async def take(ctx: ConsumerContext, change: Change) -> None:
         calls[0] += 1
         if change.row_id == "1":
             await asyncio.sleep(60)
@@ -236,7 +236,7 @@ async def test_a_handler_that_is_cancelled_by_itself_is_a_failure_like_any(
     consumers = Consumers()
 
     @consumers.consumer("odd", tables=["item"], tries=2, backoff=NO_WAIT)
-    async def take(ctx: Context, change: Change) -> None:
+    async def take(ctx: ConsumerContext, change: Change) -> None:
         if change.row_id == "1":
             raise asyncio.CancelledError
         seen.append((change.op.value, change.row_id))
@@ -255,7 +255,7 @@ async def test_a_handler_that_returns_something_stands_still_and_parks_nothing(
     consumers = Consumers()
 
     @consumers.consumer("odd", tables=["item"])
-    async def take(ctx: Context, change: Change) -> Any:
+    async def take(ctx: ConsumerContext, change: Change) -> Any:
         return [change]
 
     async with working(database, consumers) as node:
@@ -277,7 +277,7 @@ async def test_a_handler_that_blocks_the_loop_is_named_with_the_line(
     consumers = one(seen)
 
     @consumers.consumer("blocker", tables=["item"])
-    async def take(ctx: Context, change: Change) -> None:
+    async def take(ctx: ConsumerContext, change: Change) -> None:
         time.sleep(0.5)  # noqa: ASYNC251
 
     settings = QUICK.__class__(tick=0.02, report=0.05, lag=0.1, idle=0.1, blocked=0.2)
@@ -297,7 +297,7 @@ def counting(fail_at: set[str] = frozenset(), **options: Any) -> Consumers:  # t
     """A consumer that writes down in Postgres what it saw, and fails after it did for some."""
     consumers = Consumers()
 
-    async def take(ctx: Context, changes: Any) -> None:
+    async def take(ctx: ConsumerContext, changes: Any) -> None:
         for change in changes if options.get("batch") else [changes]:
             async with ctx.tx.transaction():
                 await ctx.tx.execute("INSERT INTO seen (id, key) VALUES (%s, %s)", (change.id, change.row_id))
@@ -333,7 +333,7 @@ async def test_a_handler_cannot_end_the_transaction(database: str, connection: C
     consumers = Consumers()
 
     @consumers.consumer("tx", tables=["item"])
-    async def take(ctx: Context, change: Change) -> None:
+    async def take(ctx: ConsumerContext, change: Change) -> None:
         await ctx.tx.execute("INSERT INTO seen VALUES ('x')")
         try:
             await ctx.tx.commit()
@@ -355,7 +355,7 @@ async def test_once_is_true_once_even_after_a_rewind(database: str, connection: 
     consumers = Consumers()
 
     @consumers.consumer("once", tables=["item"])
-    async def take(ctx: Context, change: Change) -> None:
+    async def take(ctx: ConsumerContext, change: Change) -> None:
         seen.append((change.row_id, await ctx.once(change.id)))
 
     control = Control(database)
@@ -375,7 +375,7 @@ async def test_an_update_of_its_own_table_in_ctx_tx_comes_back(database: str, co
     consumers = Consumers()
 
     @consumers.consumer("echo", tables=["item"], where="v IS NULL OR v = 'done'")
-    async def take(ctx: Context, change: Change) -> None:
+    async def take(ctx: ConsumerContext, change: Change) -> None:
         seen.append((change.op.value, change.row_id))
         if change.after is not None and change.after["v"] is None:
             await ctx.tx.execute("UPDATE item SET v = 'done' WHERE id = %s", (change.after["id"],))
@@ -389,6 +389,6 @@ async def test_an_update_of_its_own_table_in_ctx_tx_comes_back(database: str, co
 
 
 def test_psycopg_is_what_ctx_tx_is() -> None:
-    from forge.deliver.consumers.context import Transaction
+    from forge.deliver.consumers.context import HandlerTransaction
 
-    assert issubclass(Transaction, psycopg.AsyncConnection)
+    assert issubclass(HandlerTransaction, psycopg.AsyncConnection)

@@ -3,7 +3,7 @@
 import asyncio
 
 from forge.change import Change
-from forge.deliver.consumers import Consumers, Context
+from forge.deliver.consumers import ConsumerContext, Consumers
 from forge.deliver.consumers.sql import sql
 from forge.postgres.connection import Connection
 from tests.deliver.consumers.working import table, until, working
@@ -27,7 +27,7 @@ async def test_what_waits_behind_two_goes_on_when_both_are_gone(database: str, c
     consumers = Consumers()
 
     @consumers.consumer("all", tables=["item"], tries=1, backoff=(0.01, 0.01))
-    async def take(ctx: Context, change: Change) -> None:
+    async def take(ctx: ConsumerContext, change: Change) -> None:
         if change.op == "insert" and (change.after or {})["v"] == "broken":
             raise ValueError("broken")
         seen.append(f"{change.op} {change.row_id}")
@@ -60,7 +60,7 @@ async def test_what_was_to_wait_behind_one_that_is_gone_meanwhile_goes_on(
     consumers = Consumers()
 
     @consumers.consumer("all", tables=["item"], tries=1, backoff=(0.01, 0.01))
-    async def take(ctx: Context, change: Change) -> None:
+    async def take(ctx: ConsumerContext, change: Change) -> None:
         value = (change.after or {})["v"]
         if value == "broken":
             raise ValueError("broken")
@@ -99,7 +99,7 @@ async def test_one_that_fails_again_after_it_was_discarded_holds_nothing_up(
     consumers = Consumers()
 
     @consumers.consumer("all", tables=["item"], tries=1, backoff=(0.01, 0.01))
-    async def take(ctx: Context, change: Change) -> None:
+    async def take(ctx: ConsumerContext, change: Change) -> None:
         nonlocal tried
         value = (change.after or {})["v"]
         if value == "broken":

@@ -22,13 +22,13 @@ from forge.change import Change
 from forge.changelog import unread
 from forge.changelog.install import install
 from forge.cli import main
-from forge.deliver.consumers import ConsumerInvalid, Consumers, Context, source_feed
+from forge.deliver.consumers import ConsumerContext, Consumers, source_feed
 from forge.deliver.consumers.control import Control
 from forge.deliver.message import Message
 from forge.doctor.consumers import consumers as consumers_of
 from forge.doctor.finding import Case
 from forge.embedded import PostgresServer
-from forge.errors import CursorForeign, CursorInvalid
+from forge.errors import ConsumerInvalid, CursorForeign, CursorInvalid
 from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database, temporary_postgres
 from forge.testing.mariadb import MariadbServer, connect_mariadb, fresh_mariadb, mariadb_missing, temporary_mariadb
@@ -161,7 +161,7 @@ def one(seen: Seen, site: Site, **options: Any) -> Consumers:
     found = Consumers()
 
     @found.consumer("all", source=site.url, tables=["item"], **options)
-    async def take(ctx: Context, change: Change) -> None:
+    async def take(ctx: ConsumerContext, change: Change) -> None:
         seen.append((change.op.value, change.row_id))
 
     return found
@@ -213,7 +213,7 @@ async def test_the_source_may_forget_what_is_saved(database: str, connection: Co
     consumers = Consumers()
 
     @consumers.consumer("all", source=file.url)
-    async def take(ctx: Context, change: Change) -> None:
+    async def take(ctx: ConsumerContext, change: Change) -> None:
         if change.row_id == "2":
             stop.set()
             await go.wait()
@@ -279,7 +279,7 @@ async def test_dead_letters_and_their_replay(database: str, site: Site) -> None:
     consumers = Consumers()
 
     @consumers.consumer("all", source=site.url, tables=["item"], tries=2, backoff=(0.001, 0.01))
-    async def take(ctx: Context, change: Change) -> None:
+    async def take(ctx: ConsumerContext, change: Change) -> None:
         if change.row_id == "2" and not healed:
             raise ValueError("no twos")
         seen.append((change.op.value, change.row_id))
@@ -307,7 +307,7 @@ async def test_once_and_a_batch_that_is_interrupted(database: str, connection: C
         found = Consumers()
 
         @found.consumer("all", source=file.url, tables=["item"], **options)
-        async def take(ctx: Context, change: Change) -> None:
+        async def take(ctx: ConsumerContext, change: Change) -> None:
             if change.row_id == last:
                 stop.set()
                 raise ValueError("not yet")
@@ -341,7 +341,7 @@ async def test_documents(database: str, connection: Connection) -> None:
         found = Consumers()
 
         @found.consumer("all", source=url, tables=["item"], start="start", tries=None, backoff=(0.01, 0.01))
-        async def take(ctx: Context, change: Change) -> None:
+        async def take(ctx: ConsumerContext, change: Change) -> None:
             if life == "first" and len(seen[life]) == 2:
                 raise ValueError("not yet")
             seen[life].append(change)
@@ -377,7 +377,7 @@ async def test_a_source_that_is_away_holds_up_nobody_else(
     seen: Seen = []
     consumers = Consumers()
 
-    async def take(ctx: Context, change: Change) -> None:
+    async def take(ctx: ConsumerContext, change: Change) -> None:
         seen.append((change.op.value, change.row_id))
 
     url = f"sqlite:///{tmp_path}/shop.db"
@@ -752,7 +752,7 @@ async def test_the_log_is_kept_for_nobody_who_does_not_read_it(
 # What is refused
 
 
-async def handle(ctx: Context, change: Change) -> None:
+async def handle(ctx: ConsumerContext, change: Change) -> None:
     return None
 
 

@@ -8,12 +8,21 @@ from typing import Any
 import pytest
 
 from forge.change import Change
-from forge.changelog.maintenance import Keeper, Policy
+from forge.changelog.maintenance import Maintainer, Policy
 from forge.cursor import Cursor
-from forge.deliver.consumers import ConsumerInvalid, ConsumerNode, Consumers, ConsumerUnknown, Context
+from forge.deliver.consumers import ConsumerContext, ConsumerNode, Consumers
 from forge.deliver.consumers.control import Control
-from forge.deliver.sink import NotDelivered, Refused
-from forge.errors import ConfigError, CursorForeign, CursorInvalid, HistoryUnavailable, NotInstalled
+from forge.errors import (
+    ConfigError,
+    ConsumerInvalid,
+    ConsumerUnknown,
+    CursorForeign,
+    CursorInvalid,
+    DeliveryRefused,
+    HistoryUnavailable,
+    NotDelivered,
+    NotInstalled,
+)
 from forge.postgres.connection import Connection
 from tests.deliver.consumers.working import table, until, working
 
@@ -24,7 +33,7 @@ def one(seen: Seen, **options: Any) -> Consumers:
     found = Consumers()
 
     @found.consumer("all", tables=["item"], **options)
-    async def take(ctx: Context, change: Change) -> None:
+    async def take(ctx: ConsumerContext, change: Change) -> None:
         seen.append(change.row_id)
 
     return found
@@ -55,7 +64,7 @@ async def test_rewinding_is_exact(database: str, connection: Connection) -> None
     table(connection)
     seen: Seen = []
     control = Control(database)
-    with Keeper.open(database, Policy()) as keeper:
+    with Maintainer.open(database, Policy()) as keeper:
         async with working(database, one(seen, start="start")):
             for n in range(1, 4):
                 connection.execute("INSERT INTO item VALUES (%s)", (n,))
@@ -95,7 +104,7 @@ async def test_rewinding_inside_a_batch_is_exact(database: str, connection: Conn
     consumers = Consumers()
 
     @consumers.consumer("all", tables=["item"])
-    async def take(ctx: Context, change: Change) -> None:
+    async def take(ctx: ConsumerContext, change: Change) -> None:
         if change.row_id == "6":
             await gate.wait()
         seen.append(change.row_id)
@@ -125,7 +134,7 @@ async def test_one_worker_at_a_time_and_another_node_takes_over(database: str, c
         found = Consumers()
 
         @found.consumer("all", tables=["item"])
-        async def take(ctx: Context, change: Change) -> None:
+        async def take(ctx: ConsumerContext, change: Change) -> None:
             seen.append((node, change.row_id))
 
         return found
@@ -169,7 +178,7 @@ async def test_no_call_begins_once_the_lease_may_be_anothers(database: str, conn
     consumers = Consumers()
 
     @consumers.consumer("all", tables=["item"])
-    async def take(ctx: Context, change: Change) -> None:
+    async def take(ctx: ConsumerContext, change: Change) -> None:
         seen.append((change.row_id, ctx.fence))
         if len(seen) == 2:
             (held,) = running[0]._held.values()
@@ -194,7 +203,7 @@ async def test_a_fenced_worker_saves_nothing_not_even_in_ctx_tx(database: str, c
     consumers = Consumers()
 
     @consumers.consumer("tx", tables=["item"])
-    async def take(ctx: Context, change: Change) -> None:
+    async def take(ctx: ConsumerContext, change: Change) -> None:
         held.set()
         await go.wait()
         await ctx.tx.execute("INSERT INTO seen VALUES (%s)", (change.row_id,))
@@ -219,7 +228,7 @@ def sharded(seen: dict[int, list[tuple[str, str]]], shards: int, **options: Any)
     found = Consumers()
 
     @found.consumer("sharded", tables=["item"], shards=shards, **options)
-    async def take(ctx: Context, change: Change) -> None:
+    async def take(ctx: ConsumerContext, change: Change) -> None:
         await asyncio.sleep(0)
         seen[ctx.shard].append((change.op.value, change.row_id))
 
@@ -233,7 +242,7 @@ async def test_shards_share_the_keys_and_meet_at_a_truncate(database: str, conne
     consumers = Consumers()
 
     @consumers.consumer("sharded", tables=["item"], shards=3)
-    async def take(ctx: Context, change: Change) -> None:
+    async def take(ctx: ConsumerContext, change: Change) -> None:
         await asyncio.sleep(0.002 * ctx.shard)
         seen[ctx.shard].append((change.op.value, change.row_id))
         order.append((change.op.value, change.row_id))
@@ -305,7 +314,7 @@ class Receiver:
             error = self.trouble.pop(0)
             if isinstance(error, NotDelivered):
                 self.got += [(m.topic, m.key, m.id) for m in messages[: error.delivered]]
-            if isinstance(error, Refused):
+            if isinstance(error, DeliveryRefused):
                 self.got += [(m.topic, m.key, m.id) for m in messages[: error.place]]
             raise error
         self.got += [(m.topic, m.key, m.id) for m in messages]
@@ -321,7 +330,7 @@ async def test_a_sink_is_given_every_change_and_told_of_trouble(database: str, c
     receiver.trouble = [
         NotDelivered("busy", after=0.01, delivered=2),
         NotDelivered("busy"),
-        Refused("too odd", place=1),
+        DeliveryRefused("too odd", place=1),
     ]
     consumers = Consumers()
     consumers.deliver("out", to=receiver, tables=["item"], ops=["insert"], topic="items", backoff=(0.001, 0.01))
@@ -333,7 +342,7 @@ async def test_a_sink_is_given_every_change_and_told_of_trouble(database: str, c
     assert [key for _, key, _ in receiver.got] == ["1", "2", "3", "5", "6"]
     assert {topic for topic, _, _ in receiver.got} == {"items"}
     (letter,) = await Control(database).letters("out")
-    assert (letter.key, letter.error) == ("4", "Refused: too odd")
+    assert (letter.key, letter.error) == ("4", "DeliveryRefused: too odd")
 
 
 # What is refused
@@ -354,7 +363,7 @@ async def test_a_sink_is_given_every_change_and_told_of_trouble(database: str, c
     ],
 )
 def test_a_consumer_that_cannot_work_is_refused_when_declared(options: dict[str, Any], wanted: str) -> None:
-    async def take(ctx: Context, change: Change) -> None: ...
+    async def take(ctx: ConsumerContext, change: Change) -> None: ...
 
     with pytest.raises(ConsumerInvalid, match=wanted):
         Consumers().declare("x", take, **options)
@@ -363,11 +372,11 @@ def test_a_consumer_that_cannot_work_is_refused_when_declared(options: dict[str,
 def test_a_handler_must_be_async_and_take_a_context_and_a_change() -> None:
     consumers = Consumers()
 
-    def blocking(ctx: Context, change: Change) -> None: ...
+    def blocking(ctx: ConsumerContext, change: Change) -> None: ...
 
-    async def short(ctx: Context) -> None: ...
+    async def short(ctx: ConsumerContext) -> None: ...
 
-    async def right(ctx: Context, change: Change) -> None: ...
+    async def right(ctx: ConsumerContext, change: Change) -> None: ...
 
     with pytest.raises(ConsumerInvalid, match="not an async function"):
         consumers.declare("x", blocking)  # type: ignore[arg-type]

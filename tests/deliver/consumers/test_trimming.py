@@ -9,7 +9,7 @@ from forge.changelog import partitions
 from forge.changelog.maintenance import Policy, run_once
 from forge.changelog.partitions import partition_name
 from forge.changelog.unread import unread
-from forge.deliver.consumers import Consumers, Context
+from forge.deliver.consumers import ConsumerContext, Consumers
 from forge.deliver.consumers.control import Control
 from forge.doctor import Level, examine
 from forge.errors import CursorExpired
@@ -38,7 +38,7 @@ def consumers(seen: list[str]) -> Consumers:
     found = Consumers()
 
     @found.consumer("slow", tables=["item"])
-    async def take(ctx: Context, change: Change) -> None:
+    async def take(ctx: ConsumerContext, change: Change) -> None:
         seen.append(change.row_id)
 
     return found

@@ -5,11 +5,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from forge.deliver.consumers import ConsumerNode, Consumers, Settings
+from forge.deliver.consumers import ConsumerNode, Consumers, ConsumerSettings
 from forge.postgres.connection import Connection
 
 SOON = 20.0
-QUICK = Settings(tick=0.02, report=0.05, lag=0.1, idle=0.1)
+QUICK = ConsumerSettings(tick=0.02, report=0.05, lag=0.1, idle=0.1)
 
 
 def table(connection: Connection, name: str = "item") -> None:
@@ -21,7 +21,7 @@ def table(connection: Connection, name: str = "item") -> None:
 
 @asynccontextmanager
 async def working(
-    url: str, consumers: Consumers, settings: Settings = QUICK, name: str | None = None
+    url: str, consumers: Consumers, settings: ConsumerSettings = QUICK, name: str | None = None
 ) -> AsyncIterator[ConsumerNode]:
     """A node while the block lasts; it is told to stop, and must."""
     node = ConsumerNode(url, consumers.named.values(), settings, name)

@@ -7,14 +7,14 @@ from typing import Any
 
 import forge
 from forge.deliver.message import Message
-from forge.deliver.outbox import OutboxNode, Routes, Settings
+from forge.deliver.outbox import OutboxNode, OutboxSettings, Routes
 from forge.postgres.connection import Connection
 
 SOON = 30.0
 
 
 @asynccontextmanager
-async def draining(url: str, routes: Routes, settings: Settings = Settings()) -> AsyncIterator[OutboxNode]:  # noqa: B008
+async def draining(url: str, routes: Routes, settings: OutboxSettings = OutboxSettings()) -> AsyncIterator[OutboxNode]:  # noqa: B008
     """A node while the block lasts."""
     node = OutboxNode(url, routes, settings)
     async with node.running():

@@ -13,10 +13,10 @@ import sys
 
 import forge
 from forge.deliver.message import Message
-from forge.deliver.outbox import OutboxNode, Routes, Settings
+from forge.deliver.outbox import OutboxNode, OutboxSettings, Routes
 from forge.postgres.connection import Connection, connect_async
 
-HASTY = Settings(budget=0.3, answer=1.0)
+HASTY = OutboxSettings(budget=0.3, answer=1.0)
 
 
 def tables(connection: Connection) -> None:
@@ -55,7 +55,7 @@ async def main(url: str, point: str = "", number: str = "0") -> None:
             hang("AFTER")
 
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
-    node = OutboxNode(url, routes, HASTY if point else Settings())
+    node = OutboxNode(url, routes, HASTY if point else OutboxSettings())
     async with node.running():
         print("ready", flush=True)
         await asyncio.Event().wait()

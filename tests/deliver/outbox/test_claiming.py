@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from forge.deliver.message import Message
-from forge.deliver.outbox import Routes, Settings
+from forge.deliver.outbox import OutboxSettings, Routes
 from forge.errors import NotInstalled
 from forge.postgres.connection import Connection
 from tests.deliver.outbox.accounts import accounts, complete, parts, writing
@@ -36,11 +36,11 @@ async def test_a_worker_keeps_no_key_from_another_whose_first_message_that_one_h
         return found
 
     put(connection, "t", "k1", key="k")
-    async with draining(database, routes(), Settings(poll=0.05)):
+    async with draining(database, routes(), OutboxSettings(poll=0.05)):
         await until(lambda: "k1" in begun)
         put(connection, "t", "k2", key="k")
         put(connection, "t", "l1", key="l")
-        async with draining(database, routes(), Settings(poll=0.05)):
+        async with draining(database, routes(), OutboxSettings(poll=0.05)):
             await until(lambda: "l1" in begun)
             gates["k1"].set()
             await until(lambda: got == ["k1", "k2"])
@@ -56,7 +56,7 @@ async def test_nobody_sleeps_while_something_waits_though_several_try_at_once(
     """Without a poll: a worker that found another in its way looks again by itself."""
     accounts(connection, 2)
     routes, got = collecting(batch=3, workers=3)
-    async with draining(database, routes, Settings(poll=3600)):
+    async with draining(database, routes, OutboxSettings(poll=3600)):
         async with writing(database, writers=3, keys=2, pause=0.0):
             await until(lambda: len(got) > 150)
         await until(lambda: not rows(connection))
@@ -86,7 +86,7 @@ async def test_a_batch_is_bounded_in_bytes(database: str, connection: Connection
 @pytest.mark.contract("W14")
 async def test_a_worker_goes_on_after_an_error_of_the_database(database: str, connection: Connection) -> None:
     routes, got = collecting()
-    async with draining(database, routes, Settings(poll=0.05)) as node:
+    async with draining(database, routes, OutboxSettings(poll=0.05)) as node:
         put(connection, "t", "one")
         await until(lambda: len(got) == 1)
         # in a thread: it waits for a claim, which ends only while this loop goes on

@@ -13,20 +13,20 @@ import redis
 
 from forge.changelog.install import install
 from forge.deliver.message import Message
-from forge.deliver.outbox import Routes, Settings
-from forge.deliver.outbox.session import Session
+from forge.deliver.outbox import OutboxSettings, Routes
+from forge.deliver.outbox.session import OutboxSession
 from forge.deliver.queues import RedisStreams
 from forge.embedded import PostgresServer
 from forge.postgres.connection import Connection, connect
 from forge.postgres.held_session import LOST
 from forge.testing import fresh_database, temporary_postgres
 from forge.testing.proxy import FaultProxy
-from forge.testing.redis import redis_missing, temporary_redis
 from tests.deliver.outbox import receiver
 from tests.deliver.outbox.accounts import TOPIC, accounts, complete, parts, put_many, told, writing
 from tests.deliver.outbox.draining import collecting, draining, put, rows, until
+from tests.servers.redis import redis_missing, temporary_redis
 
-QUICK = Settings(poll=0.1, budget=0.3, answer=0.8)
+QUICK = OutboxSettings(poll=0.1, budget=0.3, answer=0.8)
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ async def test_the_network_to_the_sink_fails(database: str, connection: Connecti
         def length() -> int:
             return int(server.command("XLEN", stream)[1:])
 
-        async with draining(database, routes, Settings(poll=0.1)), writing(database):
+        async with draining(database, routes, OutboxSettings(poll=0.1)), writing(database):
             for fault in (proxy.cut, proxy.stall, proxy.cut):
                 enough = length() + 40
                 await until(lambda enough=enough: length() > enough)  # type: ignore[misc]
@@ -145,7 +145,7 @@ async def test_the_network_to_the_sink_fails(database: str, connection: Connecti
                 if fault == proxy.stall:
                     await asyncio.sleep(0.5)
                     await asyncio.to_thread(proxy.resume)
-        async with draining(database, routes, Settings(poll=0.1)):
+        async with draining(database, routes, OutboxSettings(poll=0.1)):
             await until(lambda: not rows(connection))
         complete(database, streamed(server.url, stream))
         assert rows(connection, "outbox_dead") == 0
@@ -164,7 +164,7 @@ def streamed(url: str, stream: str) -> list[tuple[str, str, bytes]]:
 async def test_a_session_that_says_nothing_is_ended_after_any_number_of_round_trips(
     database: str, connection: Connection, trips: int
 ) -> None:
-    async with Session.open(database, "forge outbox t", lease=0.2, answer=10.0) as session:
+    async with OutboxSession.open(database, "forge outbox t", lease=0.2, answer=10.0) as session:
         await session.ask("BEGIN", "SELECT 1")
         for _ in range(1, trips):
             assert await session.ask("COMMIT", "BEGIN", "SELECT 1") == [(1,)]

@@ -10,9 +10,9 @@ import pytest
 
 import forge
 from forge.deliver.message import Message
-from forge.deliver.outbox import Routes, Settings
-from forge.deliver.outbox.control import Control
-from forge.deliver.sink import NotDelivered, Refused
+from forge.deliver.outbox import OutboxSettings, Routes
+from forge.deliver.outbox.control import OutboxControl
+from forge.errors import DeliveryRefused, NotDelivered
 from forge.postgres.connection import Connection, connect, connect_async
 from tests.deliver.outbox.draining import collecting, draining, put, rows, until
 
@@ -49,12 +49,12 @@ async def test_a_notify_wakes_it_long_before_the_poll_and_the_poll_finds_what_wa
     database: str, connection: Connection
 ) -> None:
     routes, got = collecting()
-    async with draining(database, routes, Settings(poll=3600)) as node:
+    async with draining(database, routes, OutboxSettings(poll=3600)) as node:
         await until(lambda: all(worker.asleep for worker in node.workers))
         put(connection, "a", "told")
         await until(lambda: got)
     got.clear()
-    async with draining(database, routes, Settings(poll=0.05)) as node:
+    async with draining(database, routes, OutboxSettings(poll=0.05)) as node:
         await until(lambda: all(worker.asleep for worker in node.workers))
         connection.execute(
             "INSERT INTO forge.outbox (topic, payload, content_type) VALUES ('a', 'untold', 'text/plain')"
@@ -125,7 +125,7 @@ async def test_a_scheduled_message_is_sent_when_it_is_due_and_holds_nobody_up(
     database: str, connection: Connection
 ) -> None:
     routes, got = collecting()
-    async with draining(database, routes, Settings(poll=3600)):
+    async with draining(database, routes, OutboxSettings(poll=3600)):
         began = time.monotonic()
         put(connection, "a", "later", key=1, after=timedelta(seconds=0.4))
         put(connection, "a", "at", key=1, after=datetime.now(UTC) + timedelta(seconds=0.2))
@@ -154,7 +154,7 @@ async def test_a_poison_message_holds_up_its_own_key_only_and_is_parked(database
         put(connection, "a", "behind too", key=1)
         await until(lambda: rows(connection, "outbox_dead") == 3)
         assert sorted(got) == ["free", "other"]
-        control = Control(database)
+        control = OutboxControl(database)
         dead = control.dead()
         assert [(each.state, each.tries) for each in dead] == [("dead", 3), ("behind", 0), ("behind", 0)]
         assert dead[0].error == "ValueError: it is bad� indeed"
@@ -175,7 +175,7 @@ async def test_a_refused_message_is_parked_at_once_and_can_be_dropped(database: 
     async with draining(database, routes):
         await until(lambda: rows(connection, "outbox_dead") == 2 and not rows(connection))
         assert sorted(sink.got) == ["a", "c"]
-        assert Control(database).drop_dead(topic="t") == (1, 1)
+        assert OutboxControl(database).drop_dead(topic="t") == (1, 1)
         await until(lambda: "b" in sink.got)
     assert sink.closed
 
@@ -215,7 +215,7 @@ async def test_a_handler_that_hangs_or_returns_something_is_tried_again(database
     async with draining(database, routes):
         await until(lambda: rows(connection, "outbox_dead") == 1 and not rows(connection))
     assert sorted(calls) == ["hang", "hang", "wrong", "wrong"]
-    (letter,) = Control(database).dead()
+    (letter,) = OutboxControl(database).dead()
     assert letter.error == "the handler took longer than 0.05 s"
 
 
@@ -237,7 +237,7 @@ async def test_what_has_no_route_waits_and_the_most_particular_route_takes_it(
     async with draining(database, routes):
         await until(lambda: rows(connection) == 1)
     assert sorted(got) == [("orders", "order.new"), ("paid", "order.paid")]
-    assert [(each.topic, each.waiting) for each in Control(database).lag()] == [("user.new", 1)]
+    assert [(each.topic, each.waiting) for each in OutboxControl(database).lag()] == [("user.new", 1)]
 
 
 class Picky:
@@ -255,7 +255,7 @@ class Picky:
             raise NotDelivered("it is down")
         for place, message in enumerate(messages):
             if message.payload == b"refuse":
-                raise Refused("never", place=place)
+                raise DeliveryRefused("never", place=place)
             self.got.append(message.payload.decode())
 
     async def close(self) -> None:

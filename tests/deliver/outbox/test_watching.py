@@ -9,14 +9,14 @@ import pytest
 
 from forge.app import Forge
 from forge.deliver.message import Message
-from forge.deliver.outbox import Settings
+from forge.deliver.outbox import OutboxSettings
 from forge.deliver.outbox.node import NOBODY
-from forge.deliver.sink import Refused
 from forge.doctor import Finding, Level, examine
 from forge.doctor import outbox as watched
+from forge.errors import DeliveryRefused
 from forge.postgres.connection import Connection
 from tests.deliver.outbox.draining import collecting, draining, put, rows, until
-from tests.integration.serving import serving
+from tests.serve.serving import serving
 
 
 @pytest.mark.contract("R16")
@@ -28,7 +28,7 @@ async def test_a_serving_node_counts_what_it_sends_and_the_tables_are_live(
     @app.on_outbox("order.*", tries=2, backoff=(0.01, 0.01))
     async def paid(message: Message) -> None:
         if message.payload == b"never":
-            raise Refused("no")
+            raise DeliveryRefused("no")
         if message.payload == b"poison":
             raise ValueError("no")
 
@@ -74,7 +74,7 @@ async def test_a_serving_node_counts_what_it_sends_and_the_tables_are_live(
 
 async def test_a_message_waits_since_it_was_due(database: str, connection: Connection) -> None:
     routes, _ = collecting("other")
-    async with draining(database, routes, Settings(measure=0.02)) as node:
+    async with draining(database, routes, OutboxSettings(measure=0.02)) as node:
         put(connection, "a", "x", after=timedelta(seconds=0.1))
         connection.execute("UPDATE forge.outbox_later SET at = at - interval '1 day'")
         await until(lambda: rows(connection) == 1)

@@ -11,10 +11,9 @@ from confluent_kafka import Consumer, TopicPartition
 
 from forge.deliver.message import Message
 from forge.deliver.queues import Kafka
-from forge.deliver.sink import NotDelivered
-from forge.pipeline.java import SparkUnavailable
-from forge.testing.kafka import KafkaBroker, kafka_jars, kafka_missing, temporary_broker
+from forge.errors import NotDelivered, SparkUnavailable
 from tests.deliver.traffic import check, messages
+from tests.servers.kafka import KafkaBroker, kafka_jars, kafka_missing, temporary_broker
 
 pytestmark = [
     pytest.mark.long,

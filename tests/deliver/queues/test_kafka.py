@@ -17,10 +17,9 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from forge.deliver.message import Message
 from forge.deliver.queues import Kafka
-from forge.deliver.sink import NotDelivered, Refused
-from forge.errors import ConfigError
-from forge.testing.kafka import MockKafka, kafka_missing, temporary_kafka
+from forge.errors import ConfigError, DeliveryRefused, NotDelivered
 from tests.deliver.traffic import AT, SOON, check, deliver, messages
+from tests.servers.kafka import MockKafka, kafka_missing, temporary_kafka
 
 pytestmark = pytest.mark.skipif(kafka_missing() is not None, reason=str(kafka_missing()))
 Open = Callable[..., Kafka]
@@ -148,7 +147,7 @@ async def test_what_is_too_much_together_is_sent_in_parts(cluster: MockKafka, to
 async def test_what_kafka_finds_too_large_by_itself_is_refused(cluster: MockKafka, topic: str, open: Open) -> None:
     cluster.errors(KafkaError.MSG_SIZE_TOO_LARGE)
     sink = open()
-    with pytest.raises(Refused, match="too large") as caught:
+    with pytest.raises(DeliveryRefused, match="too large") as caught:
         await sink.send(messages(1, topic=topic))
     assert caught.value.place == 0
     await sink.send(messages(1, topic=topic))
@@ -203,7 +202,7 @@ async def test_what_kafka_never_takes_is_refused_in_its_place(
     sent = messages(40, topic=topic)
     sent[30] = msgspec.structs.replace(sent[30], **change)
     sink = open()
-    with pytest.raises(Refused, match=said) as caught:
+    with pytest.raises(DeliveryRefused, match=said) as caught:
         await sink.send(sent)
     assert caught.value.place == 30
     await sink.send(sent[31:])

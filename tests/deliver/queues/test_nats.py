@@ -15,11 +15,10 @@ from nats.js.api import DiscardPolicy, StreamConfig
 
 from forge.deliver.message import Message
 from forge.deliver.queues import Nats
-from forge.deliver.sink import NotDelivered, Refused
-from forge.errors import ConfigError
-from forge.testing.nats import NatsServer, nats_missing, temporary_nats
+from forge.errors import ConfigError, DeliveryRefused, NotDelivered
 from forge.testing.proxy import FaultProxy
 from tests.deliver.traffic import AT, check, deliver, messages, until
+from tests.servers.nats import NatsServer, nats_missing, temporary_nats
 
 pytestmark = pytest.mark.skipif(nats_missing() is not None, reason=str(nats_missing()))
 Open = Callable[..., Nats]
@@ -259,7 +258,7 @@ async def test_what_nats_never_takes_is_refused_in_its_place(
     sent = messages(400)
     sent[300] = msgspec.structs.replace(sent[300], **change)
     sink = open()
-    with pytest.raises(Refused, match=said) as caught:
+    with pytest.raises(DeliveryRefused, match=said) as caught:
         await sink.send(sent)
     assert caught.value.place == 300
     check(sent[:300], await arrived(jetstream, stream))
@@ -270,7 +269,7 @@ async def test_what_the_stream_finds_too_large_is_refused_in_its_place(jetstream
     await jetstream.add_stream(name=stream, subjects=[f"{stream}.>"], max_msg_size=2_000)
     sent = [*messages(300), *messages(1, first=300, size=5_000), *messages(50, first=301)]
     sink = open()
-    with pytest.raises(Refused, match="message size exceeds maximum allowed") as caught:
+    with pytest.raises(DeliveryRefused, match="message size exceeds maximum allowed") as caught:
         await sink.send(sent)
     assert caught.value.place == 300
     await sink.send(sent[301:])

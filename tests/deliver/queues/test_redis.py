@@ -11,11 +11,10 @@ import redis
 
 from forge.deliver.message import Message
 from forge.deliver.queues import RedisStreams
-from forge.deliver.sink import NotDelivered, Refused
-from forge.errors import ConfigError
+from forge.errors import ConfigError, DeliveryRefused, NotDelivered
 from forge.testing.proxy import FaultProxy
-from forge.testing.redis import RedisServer, redis_missing, temporary_redis
 from tests.deliver.traffic import AT, check, deliver, messages, until
+from tests.servers.redis import RedisServer, redis_missing, temporary_redis
 
 pytestmark = pytest.mark.skipif(redis_missing() is not None, reason=str(redis_missing()))
 STREAM = "forge.shop.paid"
@@ -200,7 +199,7 @@ async def test_a_full_server_takes_none_after_the_first_that_it_did_not(server: 
 async def test_an_unfit_header_is_refused_in_its_place(server: RedisServer, open: Open) -> None:
     sent = messages(1_000)
     sent[700] = msgspec.structs.replace(sent[700], headers={"a\nb": "c"})
-    with pytest.raises(Refused, match="message 7:700: the header") as caught:
+    with pytest.raises(DeliveryRefused, match="message 7:700: the header") as caught:
         await open().send(sent)
     assert caught.value.place == 700
     assert len(arrived(server)) == 700
@@ -211,7 +210,7 @@ async def test_a_message_larger_than_the_server_takes_is_refused(server: RedisSe
     sink = open()
     sent = [*messages(3), *messages(1, first=3, size=2 << 20), *messages(3, first=4)]
     try:
-        with pytest.raises(Refused, match="bytes are more than") as caught:
+        with pytest.raises(DeliveryRefused, match="bytes are more than") as caught:
             await sink.send(sent)
     finally:
         server.command("CONFIG", "SET", "proto-max-bulk-len", "512mb")

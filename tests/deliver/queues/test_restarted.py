@@ -12,15 +12,15 @@ import pytest
 import redis
 
 from forge.deliver.consumers import Consumers
-from forge.deliver.outbox import Routes, Settings
+from forge.deliver.outbox import OutboxSettings, Routes
 from forge.deliver.queues import Nats, RedisStreams
 from forge.deliver.sink import Sink
 from forge.postgres.connection import Connection
-from forge.testing.nats import NatsServer, nats_missing, temporary_nats
-from forge.testing.redis import RedisServer, redis_missing, temporary_redis
 from tests.deliver.consumers.working import working
 from tests.deliver.outbox.accounts import TOPIC, accounts, complete, writing
 from tests.deliver.outbox.draining import draining, rows, until
+from tests.servers.nats import NatsServer, nats_missing, temporary_nats
+from tests.servers.redis import RedisServer, redis_missing, temporary_redis
 
 Parts = list[tuple[str, str, bytes]]
 CHANGES = "changes"
@@ -75,7 +75,7 @@ async def delivering(url: str, queue: Queue) -> AsyncIterator[list[int]]:
     sink = _Counting(queue.sink(), delivered, 1)
     options: dict[str, Any] = {"tables": ["account"], "ops": ["update"], "start": "start", "backoff": (0.01, 0.1)}
     consumers.deliver("copies", to=sink, topic=CHANGES, batch=10, **options)
-    async with draining(url, routes, Settings(poll=0.1)), working(url, consumers):
+    async with draining(url, routes, OutboxSettings(poll=0.1)), working(url, consumers):
         yield delivered
     await sink.close()
 

@@ -17,6 +17,8 @@ from forge.postgres.connection import Connection
 from tests.deliver.consumers.working import table
 from tests.deliver.webhooks.endpoint import SECRET, Receiver, receiving
 
+pytestmark = pytest.mark.command
+
 
 class Done(NamedTuple):
     stdout: str

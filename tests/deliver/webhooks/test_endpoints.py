@@ -16,11 +16,11 @@ from rich.console import Console
 from forge import wire
 from forge.app import Forge
 from forge.deliver.consumers import Consumers
-from forge.deliver.consumers.control import Control, Letter
-from forge.deliver.consumers.errors import ConsumerInvalid
+from forge.deliver.consumers.control import Control, DeadLetter
 from forge.deliver.consumers.node import ConsumerNode
-from forge.deliver.webhooks import Endpoint, Endpoints, SignatureInvalid, Webhook, new_secret, verify
-from forge.deliver.webhooks.endpoints import Configured, WebhookInvalid, WebhookUnknown
+from forge.deliver.webhooks import Endpoint, Endpoints, Webhook, new_secret, verify
+from forge.deliver.webhooks.endpoints import Configured
+from forge.errors import ConsumerInvalid, SignatureInvalid, WebhookInvalid, WebhookUnknown
 from forge.postgres.connection import Connection
 from forge.testing.proxy import FaultProxy
 from tests.deliver.consumers.working import QUICK, table, until
@@ -86,7 +86,7 @@ async def test_they_come_and_go_while_a_node_runs(database: str, connection: Con
     assert connection.execute("SELECT count(*) FROM forge.consumer").fetchone() == (0,)
 
 
-async def _letters(url: str, count: int) -> list[Letter]:
+async def _letters(url: str, count: int) -> list[DeadLetter]:
     """What is parked, when it is so many."""
     async with asyncio.timeout(20):
         while True:
@@ -361,7 +361,9 @@ async def test_a_try_is_what_was_sent(
         write(connection, *range(5))
         letters = await _letters(database, 5)
     asked = [wire.decode(request.body).id for request in receiver.requests]
-    assert all(asked.count(letter.change_id) >= 2 for letter in letters)
+    assert len({letter.change_id for letter in letters}) == 5
+    for letter in letters:
+        assert asked.count(letter.change_id) >= letter.tries == 2, letter
 
 
 async def test_its_name_is_its_own(database: str, connection: Connection, receiver: Receiver) -> None:

@@ -13,11 +13,10 @@ import msgspec
 import pytest
 
 from forge.deliver.message import Message
-from forge.deliver.sink import NotDelivered, Refused
-from forge.deliver.webhooks import SignatureInvalid, Webhook, new_secret, verify
+from forge.deliver.webhooks import Webhook, new_secret, verify
 from forge.deliver.webhooks import webhook as module
 from forge.deliver.webhooks.signature import sign
-from forge.errors import ConfigError
+from forge.errors import ConfigError, DeliveryRefused, NotDelivered, SignatureInvalid
 from tests.deliver.consumers.working import until
 from tests.deliver.traffic import deliver, messages
 from tests.deliver.webhooks.endpoint import ALLOW, SECRET, Receiver, Request, receiving
@@ -151,7 +150,7 @@ async def test_one_of_a_batch_that_is_refused_is_found(receiver: Receiver) -> No
     sent = messages(10)
     receiver.answer = lambda request: 422 if b'"7:4"' in request.body else 204
     sink = hook(receiver, batch=10, in_flight=1)
-    with pytest.raises(Refused) as error:
+    with pytest.raises(DeliveryRefused) as error:
         await sink.send(sent)
     await sink.close()
     assert error.value.place == 4
@@ -180,7 +179,7 @@ async def test_what_is_refused(receiver: Receiver, status: int) -> None:
     sent = messages(10, keys=10)
     receiver.answer = lambda request: f"{status} no\x1b[31mgood" if request.id == sent[3].id else 200
     sink = hook(receiver, in_flight=4)
-    with pytest.raises(Refused, match=f"answered {status}: no�") as error:
+    with pytest.raises(DeliveryRefused, match=f"answered {status}: no�") as error:
         await sink.send(sent)
     await sink.close()
     assert error.value.place == 3
@@ -391,12 +390,12 @@ async def test_all_arrives_whatever_the_receiver_does(receiver: Receiver, monkey
 
 async def test_it_fits_into_a_request(receiver: Receiver) -> None:
     sink = hook(receiver)
-    with pytest.raises(Refused, match="more than a webhook is sent"):
+    with pytest.raises(DeliveryRefused, match="more than a webhook is sent"):
         await sink.send([message(payload=b" " * (module.LARGEST + 1))])
-    with pytest.raises(Refused, match="line break"):
+    with pytest.raises(DeliveryRefused, match="line break"):
         await sink.send([message(headers={"x": "a\nb"})])
     for id in ("ü", "a\x1f", " 1"):
-        with pytest.raises(Refused, match="ASCII"):
+        with pytest.raises(DeliveryRefused, match="ASCII"):
             await sink.send([message(id)])
     await sink.close()
     assert not receiver.requests

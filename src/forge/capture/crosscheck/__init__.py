@@ -7,7 +7,7 @@ log that was tampered with, a value that is decoded in two ways.
 row by row, `compare` finds the differences.
 """
 
-from forge.capture.crosscheck.compare import Difference, Kind
-from forge.capture.crosscheck.window import Report, Window, open_window
+from forge.capture.crosscheck.compare import DifferenceKind, FeedDifference
+from forge.capture.crosscheck.window import CrosscheckReport, Window, open_window
 
-__all__ = ["Difference", "Kind", "Report", "Window", "open_window"]
+__all__ = ["CrosscheckReport", "DifferenceKind", "FeedDifference", "Window", "open_window"]

@@ -3,8 +3,8 @@
 A value that one side did not send agrees with any. A delete and an insert of one key agree with an update: a row that
 moves to another partition is the former in the WAL and the latter in the log.
 
->>> sent = Seen(Op.UPDATE, {"id": 1, "a": UNAVAILABLE}, {"id": 1, "a": 2})
->>> logged = Seen(Op.UPDATE, {"id": 1, "a": 1}, {"id": 1, "a": 3})
+>>> sent = SeenChange(Op.UPDATE, {"id": 1, "a": UNAVAILABLE}, {"id": 1, "a": 2})
+>>> logged = SeenChange(Op.UPDATE, {"id": 1, "a": 1}, {"id": 1, "a": 3})
 >>> [(kind, _, (found,))] = compare([logged], [sent])
 >>> kind.value, found.column, found.log, found.wal
 ('differs', 'a', 3, 2)
@@ -21,7 +21,7 @@ import msgspec
 from forge.change import UNAVAILABLE, Op, Row, same
 
 
-class Kind(StrEnum):
+class DifferenceKind(StrEnum):
     """The kinds of disagreement between two feeds."""
 
     MISSING_IN_LOG = "missing_in_log"
@@ -33,7 +33,7 @@ class Kind(StrEnum):
     """Both have the same successive changes of a row, in a different order."""
 
 
-class Seen(NamedTuple):
+class SeenChange(NamedTuple):
     """A change as one feed reports it; `position` is its position in that feed."""
 
     op: Op
@@ -42,7 +42,7 @@ class Seen(NamedTuple):
     position: str = ""
 
 
-class Value(msgspec.Struct, frozen=True):
+class DifferentValue(msgspec.Struct, frozen=True):
     """A column on which the feeds disagree, in one of the two images."""
 
     column: str
@@ -51,23 +51,23 @@ class Value(msgspec.Struct, frozen=True):
     wal: Any
 
 
-class Difference(msgspec.Struct, frozen=True):
+class FeedDifference(msgspec.Struct, frozen=True):
     """One disagreement. `position` is that of the feed that has the change, the WAL's if both have it."""
 
-    kind: Kind
+    kind: DifferenceKind
     table: str
     key: str
     op: Op
     transaction: str
     position: str
-    values: tuple[Value, ...] = ()
+    values: tuple[DifferentValue, ...] = ()
 
 
-Found = tuple[Kind, Seen, tuple[Value, ...]]
+Found = tuple[DifferenceKind, SeenChange, tuple[DifferentValue, ...]]
 _IMAGES: Final[tuple[Literal["before", "after"], ...]] = ("before", "after")
 
 
-def values(log: Seen, wal: Seen) -> tuple[Value, ...]:
+def values(log: SeenChange, wal: SeenChange) -> tuple[DifferentValue, ...]:
     """Return the columns on which two changes disagree. A column that one side does not have is not compared."""
     found = []
     for image in _IMAGES:
@@ -76,15 +76,15 @@ def values(log: Seen, wal: Seen) -> tuple[Value, ...]:
         for name, sent in right.items():
             logged = left.get(name, UNAVAILABLE)
             if logged is not UNAVAILABLE and sent is not UNAVAILABLE and not same(logged, sent):
-                found.append(Value(name, image, logged, sent))
+                found.append(DifferentValue(name, image, logged, sent))
     return tuple(found)
 
 
-def agree(log: Seen, wal: Seen) -> bool:
+def agree(log: SeenChange, wal: SeenChange) -> bool:
     return log.op is wal.op and not values(log, wal)
 
 
-def compare(log: Sequence[Seen], wal: Sequence[Seen]) -> list[Found]:
+def compare(log: Sequence[SeenChange], wal: Sequence[SeenChange]) -> list[Found]:
     """Return every difference between two feeds' changes of one row in one transaction, each in its order."""
     if _alike(log, wal):
         return []
@@ -94,7 +94,7 @@ def compare(log: Sequence[Seen], wal: Sequence[Seen]) -> list[Found]:
     if len(joined) == len(merged):
         log, wal = joined, merged
     log, wal = _middle(log, wal)
-    left, right = list(wal), list[Seen]()
+    left, right = list(wal), list[SeenChange]()
     for change in log:
         place = next((n for n, other in enumerate(left) if agree(change, other)), None)
         if place is None:
@@ -103,22 +103,22 @@ def compare(log: Sequence[Seen], wal: Sequence[Seen]) -> list[Found]:
             del left[place]
     found: list[Found] = []
     if not left and not right:
-        return [(Kind.ORDER, wal[0], ())]
+        return [(DifferenceKind.ORDER, wal[0], ())]
     for change in right:
         place = next((n for n, other in enumerate(left) if other.op is change.op), None)
         if place is None:
-            found.append((Kind.MISSING_IN_WAL, change, ()))
+            found.append((DifferenceKind.MISSING_IN_WAL, change, ()))
         else:
             other = left.pop(place)
-            found.append((Kind.DIFFERS, other, values(change, other)))
-    return found + [(Kind.MISSING_IN_LOG, other, ()) for other in left]
+            found.append((DifferenceKind.DIFFERS, other, values(change, other)))
+    return found + [(DifferenceKind.MISSING_IN_LOG, other, ()) for other in left]
 
 
-def _alike(log: Sequence[Seen], wal: Sequence[Seen]) -> bool:
+def _alike(log: Sequence[SeenChange], wal: Sequence[SeenChange]) -> bool:
     return len(log) == len(wal) and all(map(agree, log, wal))
 
 
-def _middle(log: Sequence[Seen], wal: Sequence[Seen]) -> tuple[Sequence[Seen], Sequence[Seen]]:
+def _middle(log: Sequence[SeenChange], wal: Sequence[SeenChange]) -> tuple[Sequence[SeenChange], Sequence[SeenChange]]:
     """Return both without the changes that agree at the start and at the end."""
     most, start, end = min(len(log), len(wal)), 0, 0
     while start < most and agree(log[start], wal[start]):
@@ -128,16 +128,17 @@ def _middle(log: Sequence[Seen], wal: Sequence[Seen]) -> tuple[Sequence[Seen], S
     return log[start : len(log) - end], wal[start : len(wal) - end]
 
 
-def _fused(changes: Sequence[Seen]) -> Sequence[Seen]:
+def _fused(changes: Sequence[SeenChange]) -> Sequence[SeenChange]:
     """Replace a delete and the insert that follows it by an update.
 
-    >>> [seen.op.value for seen in _fused([Seen(Op.DELETE, {"a": 1}, None), Seen(Op.INSERT, None, {"a": 2})])]
+    >>> changes = [SeenChange(Op.DELETE, {"a": 1}, None), SeenChange(Op.INSERT, None, {"a": 2})]
+    >>> [seen.op.value for seen in _fused(changes)]
     ['update']
     """
-    found: list[Seen] = []
+    found: list[SeenChange] = []
     for change in changes:
         if change.op is Op.INSERT and found and found[-1].op is Op.DELETE:
-            found[-1] = Seen(Op.UPDATE, found[-1].before, change.after, change.position)
+            found[-1] = SeenChange(Op.UPDATE, found[-1].before, change.after, change.position)
         else:
             found.append(change)
     return found

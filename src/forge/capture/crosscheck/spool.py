@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from forge.capture.crosscheck.compare import Seen
+from forge.capture.crosscheck.compare import SeenChange
 from forge.change import Change, Op, Row, text
 from forge.errors import SourceError
 
@@ -27,18 +27,18 @@ _SQL: Final = """
 """
 
 
-class Group(NamedTuple):
+class RowChanges(NamedTuple):
     """The changes of both feeds to one row in one transaction; `place` is its table's."""
 
     transaction: int
     place: int
     key: bytes
     row_id: str
-    log: Sequence[Seen]
-    wal: Sequence[Seen]
+    log: Sequence[SeenChange]
+    wal: Sequence[SeenChange]
 
 
-class Spool:
+class CrosscheckSpool:
     """One file; `columns` has for each table the columns that distinguish rows without a key."""
 
     def __init__(self, columns: Sequence[Sequence[str]]) -> None:
@@ -57,17 +57,17 @@ class Spool:
         with self._typed():
             self._file.executemany("INSERT INTO seen VALUES (?, ?, ?, ?, ?)", rows)
 
-    def groups(self) -> Iterator[Group]:
+    def groups(self) -> Iterator[RowChanges]:
         """Yield all groups, in the order of transactions."""
         with self._typed():
             rows = self._file.execute("SELECT * FROM seen ORDER BY xid, place, key, side, rowid")
         for (xid, place, key), found in groupby(rows, key=lambda row: row[:3]):
-            sides: tuple[list[Seen], list[Seen]] = ([], [])
+            sides: tuple[list[SeenChange], list[SeenChange]] = ([], [])
             row_id = "*"
             for _, _, _, side, body in found:
                 row_id, op, *rest = pickle.loads(body)
-                sides[side].append(Seen(Op(op), *rest))
-            yield Group(xid, place, key, row_id, *sides)
+                sides[side].append(SeenChange(Op(op), *rest))
+            yield RowChanges(xid, place, key, row_id, *sides)
 
     @contextmanager
     def _typed(self) -> Iterator[None]:

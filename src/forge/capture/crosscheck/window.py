@@ -22,19 +22,19 @@ import msgspec
 import psycopg
 from psycopg import sql as q
 
-from forge.capture.crosscheck.compare import Difference, Kind, compare
-from forge.capture.crosscheck.spool import LOG, WAL, WHOLE, Group, Spool
+from forge.capture.crosscheck.compare import DifferenceKind, FeedDifference, compare
+from forge.capture.crosscheck.spool import LOG, WAL, WHOLE, CrosscheckSpool, RowChanges
 from forge.capture.filters import Filter
-from forge.capture.source import Batch
+from forge.capture.source import SourceBatch
 from forge.capture.wal import publication as publications
 from forge.capture.wal import slot as slots
-from forge.capture.wal.catalog import Catalog
+from forge.capture.wal.catalog import RelationCatalog
 from forge.capture.wal.connection import ReplicationConnection
-from forge.capture.wal.decode import Decoder
-from forge.capture.wal.position import Place, Timelines, lsn_text
+from forge.capture.wal.decode import WalDecoder
+from forge.capture.wal.position import Timelines, WalCursor, lsn_text
 from forge.capture.wal.resnapshot import Resnapshots
-from forge.capture.wal.session import Session, Wants
-from forge.capture.wal.slot import Server, open_control
+from forge.capture.wal.session import WalSession, Wants
+from forge.capture.wal.slot import WalServer, open_control
 from forge.capture.wal.snapshot import flushed
 from forge.change import Change, Op
 from forge.changelog.reader import Reader
@@ -54,7 +54,7 @@ _ROWS: Final = (Op.INSERT, Op.UPDATE, Op.DELETE, Op.TRUNCATE)
 _log = logging.getLogger("forge.capture.crosscheck")
 
 
-class Report(msgspec.Struct):
+class CrosscheckReport(msgspec.Struct):
     """The result of a window."""
 
     transactions: int = 0
@@ -67,7 +67,7 @@ class Report(msgspec.Struct):
     reordered: int = 0
     invalidated: int = 0
     """Changes that the log reports only by an invalidation of their table; these are not differences."""
-    differences: list[Difference] = []
+    differences: list[FeedDifference] = []
     """The first differences."""
     tables: tuple[str, ...] = ()
     left_out: Mapping[str, str] = {}
@@ -81,14 +81,16 @@ class Report(msgspec.Struct):
     def equal(self) -> bool:
         return not self.differences_found
 
-    def add(self, difference: Difference) -> None:
-        name = {Kind.DIFFERS: "differing", Kind.ORDER: "reordered"}.get(difference.kind, difference.kind.value)
+    def add(self, difference: FeedDifference) -> None:
+        name = {DifferenceKind.DIFFERS: "differing", DifferenceKind.ORDER: "reordered"}.get(
+            difference.kind, difference.kind.value
+        )
         setattr(self, name, getattr(self, name) + 1)
         if len(self.differences) < MOST:
             self.differences.append(difference)
 
 
-class Scope(NamedTuple):
+class CrosscheckScope(NamedTuple):
     """The compared tables, by name, each with its place and the columns that both feeds have."""
 
     places: Mapping[tuple[str, str], int]
@@ -105,13 +107,13 @@ class Window:
 
     def __init__(
         self,
-        scope: Scope,
+        scope: CrosscheckScope,
         since: Snapshot,
         control: AsyncConnection,
         reader: Reader,
         connection: ReplicationConnection,
-        session: Session,
-        spool: Spool,
+        session: WalSession,
+        spool: CrosscheckSpool,
         *,
         frees: bool,
     ) -> None:
@@ -134,7 +136,7 @@ class Window:
         for task in done:
             task.result()
 
-    async def close(self) -> Report:
+    async def close(self) -> CrosscheckReport:
         """End the window, read the log over it, and compare."""
         until = (await self._reader.now()).snapshot
         row = await (await self._control.execute(slots.sql("insert_lsn").encode())).fetchone()
@@ -180,8 +182,8 @@ class Window:
             if place is not None and change.op in operations and not since.sees(xid):
                 yield xid, place, change
 
-    async def _report(self, until: Snapshot) -> Report:
-        report = Report(tables=self.scope.names, left_out=self.scope.left_out)
+    async def _report(self, until: Snapshot) -> CrosscheckReport:
+        report = CrosscheckReport(tables=self.scope.names, left_out=self.scope.left_out)
         last, whole = 0, (0, -1)
         for number, group in enumerate(self._spool.groups()):
             if not number % 1_000:
@@ -199,13 +201,15 @@ class Window:
             self._judge(report, group, invalidated=whole == (group.transaction, group.place))
         return report
 
-    def _judge(self, report: Report, group: Group, *, invalidated: bool) -> None:
+    def _judge(self, report: CrosscheckReport, group: RowChanges, *, invalidated: bool) -> None:
         for kind, seen, values in compare(group.log, group.wal):
-            if invalidated and kind is Kind.MISSING_IN_LOG:
+            if invalidated and kind is DifferenceKind.MISSING_IN_LOG:
                 report.invalidated += 1
                 continue
             table = self.scope.names[group.place]
-            report.add(Difference(kind, table, group.row_id, seen.op, str(group.transaction), seen.position, values))
+            report.add(
+                FeedDifference(kind, table, group.row_id, seen.op, str(group.transaction), seen.position, values)
+            )
 
 
 class _Visible:
@@ -282,13 +286,13 @@ async def _opened(stack: AsyncExitStack, url: str, wanted: Filter, slot: str | N
         connection = await ReplicationConnection.open(url)
     stack.push_async_callback(connection.close)
     since, start = await (_temporary(control, connection, own) if slot is None else _named(control, slot, server))
-    place = Place(server.system, server.timeline, server.database, slot or own, start)
+    place = WalCursor(server.system, server.timeline, server.database, slot or own, start)
     timelines = Timelines(server.timeline)
-    session = Session(
+    session = WalSession(
         connection,
         control,
-        Catalog(),
-        Decoder("wal", server.system, timelines, None, since.xmax),
+        RelationCatalog(),
+        WalDecoder("wal", server.system, timelines, None, since.xmax),
         timelines,
         place,
         wants=Wants(Filter(tables=scope.names)),
@@ -304,14 +308,14 @@ async def _opened(stack: AsyncExitStack, url: str, wanted: Filter, slot: str | N
             f"START_REPLICATION SLOT {place.slot} LOGICAL {lsn_text(start)}"
             f" (proto_version '2', publication_names '\"{quoted}\"', streaming 'on')"
         )
-    spool = Spool(scope.columns)
+    spool = CrosscheckSpool(scope.columns)
     stack.callback(spool.close)
     window = Window(scope, since, control, reader, connection, session, spool, frees=slot is None)
     stack.push_async_callback(window.stop)
     return window
 
 
-async def _scope(control: AsyncConnection, wanted: Filter, publication: str | None) -> Scope:
+async def _scope(control: AsyncConnection, wanted: Filter, publication: str | None) -> CrosscheckScope:
     rows = await (await control.execute(_sql("tables"), {"publication": publication})).fetchall()
     rows = [row for row in rows if wanted.wants_table(row[0], row[1])]
     compared = [row for row in rows if row[2] is None]
@@ -320,10 +324,12 @@ async def _scope(control: AsyncConnection, wanted: Filter, publication: str | No
         why = next(iter(f"{name}: {why}" for name, why in left_out.items()), "there is no such table")
         raise SourceError(f"no table can be compared; {why}", fix="forge enable TABLE, or name other tables")
     places = {(schema, table): place for place, (schema, table, _, _) in enumerate(compared)}
-    return Scope(places, [row[3] for row in compared], left_out)
+    return CrosscheckScope(places, [row[3] for row in compared], left_out)
 
 
-async def _publish(stack: AsyncExitStack, control: AsyncConnection, name: str, scope: Scope, server: Server) -> None:
+async def _publish(
+    stack: AsyncExitStack, control: AsyncConnection, name: str, scope: CrosscheckScope, server: WalServer
+) -> None:
     """Publish the compared tables while the window is open; drop publications left behind by earlier windows."""
     for (stale,) in await (await control.execute(_sql("stale"))).fetchall():
         await publications.drop(control, stale)
@@ -369,7 +375,7 @@ def exported(text: str) -> Snapshot:
     return Snapshot(int(low), int(low)) if int(low) > int(high) else Snapshot.parse(text)
 
 
-async def _named(control: AsyncConnection, name: str, server: Server) -> tuple[Snapshot, int]:
+async def _named(control: AsyncConnection, name: str, server: WalServer) -> tuple[Snapshot, int]:
     slot = await slots.find(control, slots.checked_name(name))
     if slot is None:
         raise SlotLost(f"there is no replication slot {name}", fix="forge slot list shows those there are")
@@ -380,5 +386,5 @@ async def _named(control: AsyncConnection, name: str, server: Server) -> tuple[S
     return Snapshot(first, first), slot.confirmed_lsn
 
 
-def _nothing_is_read_anew(again: Resnapshots, cursor: str) -> Batch:
+def _nothing_is_read_anew(again: Resnapshots, cursor: str) -> SourceBatch:
     raise AssertionError("nothing was asked to be read again")

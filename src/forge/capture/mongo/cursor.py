@@ -5,15 +5,15 @@ the reader is, or a resume token: its `_data`, or `b` and the whole token as BSO
 The progress of a snapshot is the collection being read and the `_id` of its last row: all that sorts before is read, as
 of the place.
 
->>> cursor = Cursor.parse("mongo1_5e1f.9b2c_t6afa902a00000003")
+>>> cursor = MongoCursor.parse("mongo1_5e1f.9b2c_t6afa902a00000003")
 >>> cursor.place, cursor.progress
-(Place(time=Timestamp(1794805802, 3), token=None), None)
->>> inside = Cursor(cursor.server, cursor.place, Progress("orders", 7))
->>> str(inside), Cursor.parse(str(inside)) == inside
+(MongoPosition(time=Timestamp(1794805802, 3), token=None), None)
+>>> inside = MongoCursor(cursor.server, cursor.place, CollectionProgress("orders", 7))
+>>> str(inside), MongoCursor.parse(str(inside)) == inside
 ('mongo1_5e1f.9b2c_t6afa902a00000003+GgAAAAJjAAcAAABvcmRlcnMAEGkABwAAAAA', True)
->>> str(Cursor("5e1f.9b2c", Place(token={"_data": "826AFA"})))
+>>> str(MongoCursor("5e1f.9b2c", MongoPosition(token={"_data": "826AFA"})))
 'mongo1_5e1f.9b2c_826AFA'
->>> Cursor.parse("mongo1_5e1f.9b2c_nonsense")
+>>> MongoCursor.parse("mongo1_5e1f.9b2c_nonsense")
 Traceback (most recent call last):
   ...
 forge.errors.CursorInvalid: 'mongo1_5e1f.9b2c_nonsense' is not a cursor of a MongoDB source
@@ -41,7 +41,7 @@ _FORM = re.compile(
 _FIX = "use a cursor that this source gave"
 
 
-class Place(NamedTuple):
+class MongoPosition(NamedTuple):
     """Behind a cluster time, or behind the event of a resume token: one of the two."""
 
     time: Timestamp | None = None
@@ -60,7 +60,7 @@ class Place(NamedTuple):
     def reached(self) -> Timestamp | None:
         """Return the cluster time of the place, if it is known.
 
-        >>> Place(token={"_data": "826AFA902A000000032B0429296E1404"}).reached
+        >>> MongoPosition(token={"_data": "826AFA902A000000032B0429296E1404"}).reached
         Timestamp(1794805802, 3)
         """
         if self.token is None:
@@ -69,7 +69,7 @@ class Place(NamedTuple):
         return Timestamp(int(found[1], 16), int(found[2], 16)) if found else None
 
 
-class Progress(NamedTuple):
+class CollectionProgress(NamedTuple):
     """Progress of a snapshot: the collection, and the `_id` of its last row; `last` is NOTHING before the first."""
 
     collection: str
@@ -84,15 +84,15 @@ class _Nothing:
 NOTHING: Final = _Nothing()
 
 
-class Cursor(NamedTuple):
+class MongoCursor(NamedTuple):
     """A place on a server, and the progress of the snapshot that was started there."""
 
     server: str
-    place: Place
-    progress: Progress | None = None
+    place: MongoPosition
+    progress: CollectionProgress | None = None
 
     @classmethod
-    def parse(cls, text: str) -> "Cursor":
+    def parse(cls, text: str) -> "MongoCursor":
         """Parse a cursor; raise CursorInvalid for an invalid one, CursorForeign for one of another kind of source."""
         found = _FORM.fullmatch(text)
         if found is None:
@@ -101,14 +101,14 @@ class Cursor(NamedTuple):
                 raise CursorForeign(f"{text[:80]!r} is a cursor of another source: {kind[1]}", fix=_FIX)
             raise _invalid(text)
         try:
-            place = Place(
+            place = MongoPosition(
                 _time(found["time"]) if found["time"] else None,
                 {"_data": found["data"]} if found["data"] else _unpacked(found["token"]) if found["token"] else None,
             )
             progress = None
             if found["progress"]:
                 held = _unpacked(found["progress"])
-                progress = Progress(held["c"], held.get("i", NOTHING))
+                progress = CollectionProgress(held["c"], held.get("i", NOTHING))
                 if type(progress.collection) is not str:
                     raise _invalid(text)
         except (ValueError, KeyError, BSONError):

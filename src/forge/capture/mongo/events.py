@@ -28,7 +28,7 @@ from bson.timestamp import Timestamp
 from forge.capture.mongo.codecs import CODEC, form, row
 from forge.capture.mongo.cursor import KIND, hexed
 from forge.capture.mongo.delta import applied, touched
-from forge.change import UNAVAILABLE, Change, Op, Source
+from forge.change import UNAVAILABLE, Change, ChangeSource, Op
 
 Event = Mapping[str, Any]
 
@@ -94,7 +94,7 @@ def _unsplit(token: Mapping[str, Any]) -> Mapping[str, Any]:
     return token
 
 
-class Events:
+class MongoEvents:
     """Converts the events of one database into changes."""
 
     def __init__(self, name: str, database: str) -> None:
@@ -142,7 +142,7 @@ class Events:
             Op.READ,
             self._database,
             collection,
-            Source(KIND, self._name, f"{digits}~"),
+            ChangeSource(KIND, self._name, f"{digits}~"),
             datetime.fromtimestamp(time.time, UTC),
             {"_id": form(identity)},
             None,
@@ -153,7 +153,7 @@ class Events:
         at, mark, source = self._where(event)
         return Change(mark + end, op, place["db"], place["coll"], source, at)
 
-    def _where(self, event: Event) -> tuple[datetime, str, Source]:
+    def _where(self, event: Event) -> tuple[datetime, str, ChangeSource]:
         """Return time, id and position: the token, which sorts as events do and begins with its time."""
         data = event["_id"].get("_data")
         if type(data) is str and data[:2] == "82":
@@ -168,7 +168,7 @@ class Events:
         at = event.get("wallTime")
         if type(at) is not datetime:
             at = datetime.fromtimestamp(event["clusterTime"].time, UTC)
-        return at, f"{digits}-{mark}", Source(KIND, self._name, position, transaction)
+        return at, f"{digits}-{mark}", ChangeSource(KIND, self._name, position, transaction)
 
 
 _Images = tuple[dict[str, Any] | None, dict[str, Any] | None]

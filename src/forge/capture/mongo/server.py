@@ -45,13 +45,13 @@ TOO_OLD: Final = frozenset({239, 246})
 """SnapshotTooOld and SnapshotUnavailable: the server cannot read as of that time."""
 
 
-class Address:
+class MongoAddress:
     """The parts of a URL.
 
-    >>> address = Address("mongodb://forge:secret@a.example,b.example:27018/shop.orders?replicaSet=rs0")
+    >>> address = MongoAddress("mongodb://forge:secret@a.example,b.example:27018/shop.orders?replicaSet=rs0")
     >>> address.name, address.database, address.collection
     ('a.example,b.example:27018/shop.orders', 'shop', 'orders')
-    >>> Address("mongodb://localhost")
+    >>> MongoAddress("mongodb://localhost")
     Traceback (most recent call last):
       ...
     forge.errors.ConfigError: the URL of the MongoDB server names no database
@@ -78,10 +78,10 @@ class Address:
         self.name = f"{parts.netloc.rpartition('@')[2]}/{path}"
 
 
-class Server:
+class OplogServer:
     """A connected server that has an oplog."""
 
-    def __init__(self, address: Address, *, patience: float) -> None:
+    def __init__(self, address: MongoAddress, *, patience: float) -> None:
         self._address = address
         self._patience = self._limit = patience
         self._node: tuple[str, int | None] | None = None
@@ -243,7 +243,7 @@ class Server:
 _FIX_REACH: Final = "check host, port, replicaSet and TLS of the URL, and that the server runs"
 
 
-def _client(address: Address, patience: float, selector: Any) -> AsyncMongoClient[dict[str, Any]]:
+def _client(address: MongoAddress, patience: float, selector: Any) -> AsyncMongoClient[dict[str, Any]]:
     """Create a client; the URL's own timeouts win, and an option that PyMongo would only warn about is an error."""
     timeouts: dict[str, Any] = {
         "serverSelectionTimeoutMS": int(patience * 1000),

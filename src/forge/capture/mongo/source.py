@@ -24,10 +24,10 @@ from forge.backoff import Backoff
 from forge.capture.capabilities import Capabilities
 from forge.capture.filters import Filter
 from forge.capture.mongo import pushdown
-from forge.capture.mongo.cursor import KIND, NOTHING, Cursor, Place, Progress, following
-from forge.capture.mongo.events import Events, Fragments
-from forge.capture.mongo.server import LOST, TOO_OLD, Address, Server, foreign
-from forge.capture.source import Batch, Status
+from forge.capture.mongo.cursor import KIND, NOTHING, CollectionProgress, MongoCursor, MongoPosition, following
+from forge.capture.mongo.events import Fragments, MongoEvents
+from forge.capture.mongo.server import LOST, TOO_OLD, MongoAddress, OplogServer, foreign
+from forge.capture.source import SourceBatch, Status
 from forge.capture.urls import split_option
 from forge.change import Change
 from forge.errors import ConfigError, CursorForeign, CursorInvalid, ForgeError, SourceError
@@ -81,15 +81,15 @@ class MongoSource:
         self._documents = full_document or option or DOCUMENTS[0]
         if self._documents not in DOCUMENTS:
             raise ConfigError(f"fullDocument={self._documents} is not known", fix=f"one of {', '.join(DOCUMENTS)}")
-        self._address = Address(url)
+        self._address = MongoAddress(url)
         self._filter = filter or Filter()
         self._filter.check()
         self._batch_size = batch_size
         self._wait = wait
         self._patience = patience
-        self._server: Server | None = None
+        self._server: OplogServer | None = None
         self._connecting = asyncio.Lock()
-        self._events = Events(self._address.name, self._address.database)
+        self._events = MongoEvents(self._address.name, self._address.database)
 
     @property
     def name(self) -> str:
@@ -108,16 +108,16 @@ class MongoSource:
         """Return the cursor behind the newest write of the primary."""
         server = await self._connected()
         with _typed(server):
-            return str(Cursor(server.identity, Place(time=await server.now())))
+            return str(MongoCursor(server.identity, MongoPosition(time=await server.now())))
 
     async def ack(self, cursor: str) -> None:
         """Do nothing: the oplog keeps what it can, read or not."""
-        Cursor.parse(cursor)
+        MongoCursor.parse(cursor)
 
-    async def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
+    async def stream(self, after: str | None = None) -> AsyncGenerator[SourceBatch]:
         """Yield the changes behind the cursor, or from now on."""
         server = await self._connected()
-        cursor = Cursor.parse(after if after is not None else await self.now())
+        cursor = MongoCursor.parse(after if after is not None else await self.now())
         self._own(cursor, server)
         if cursor.progress is not None:
             raise CursorInvalid("the cursor stands inside a snapshot", fix="finish it first: snapshot(after=cursor)")
@@ -129,9 +129,9 @@ class MongoSource:
                 changes = self._changes(events)
                 if changes or place != stands:
                     stands = place
-                    yield Batch(changes, str(Cursor(server.identity, place)))
+                    yield SourceBatch(changes, str(MongoCursor(server.identity, place)))
 
-    async def snapshot(self, after: str | None = None) -> AsyncGenerator[Batch]:
+    async def snapshot(self, after: str | None = None) -> AsyncGenerator[SourceBatch]:
         """Yield the existing documents, by collection and `_id`; see the module's docstring for the guarantees."""
         server = await self._connected()
         if server.version < (5, 0):
@@ -141,9 +141,11 @@ class MongoSource:
             )
         if after is None:
             with _typed(server):
-                cursor = Cursor(server.identity, Place(time=await server.now()), Progress("", NOTHING))
+                cursor = MongoCursor(
+                    server.identity, MongoPosition(time=await server.now()), CollectionProgress("", NOTHING)
+                )
         else:
-            cursor = Cursor.parse(after)
+            cursor = MongoCursor.parse(after)
             self._own(cursor, server)
             if cursor.progress is None:
                 raise CursorInvalid("the cursor stands behind its snapshot", fix="go on with stream(after=cursor)")
@@ -197,10 +199,10 @@ class MongoSource:
 
     # -- in pieces -------------------------------------------------------------------------------------
 
-    async def _connected(self) -> Server:
+    async def _connected(self) -> OplogServer:
         async with self._connecting:  # the status may be requested while a stream starts
             if self._server is None:
-                server = Server(self._address, patience=self._patience)
+                server = OplogServer(self._address, patience=self._patience)
                 try:
                     await server.check()
                 except BaseException:
@@ -209,14 +211,14 @@ class MongoSource:
                 self._server = server
             return self._server
 
-    def _own(self, cursor: Cursor, server: Server) -> None:
+    def _own(self, cursor: MongoCursor, server: OplogServer) -> None:
         if foreign(cursor.server, server.identity):
             raise CursorForeign(
                 f"the cursor is of another server, database or collection than {self.name}",
                 fix="take a new snapshot here, or use the URL that the cursor was made with",
             )
 
-    async def _await_time(self, server: Server, place: Place) -> None:
+    async def _await_time(self, server: OplogServer, place: MongoPosition) -> None:
         """Wait for the place's time: a server that stays behind a cursor it issued has lost its past."""
         wanted = place.reached
         deadline = asyncio.get_running_loop().time() + self._patience
@@ -242,8 +244,8 @@ class MongoSource:
         return [kept for change in made if (kept := keep(change)) is not None and self._wants(change.table)]
 
     async def _follow(
-        self, server: Server, place: Place, stages: Sequence[Mapping[str, Any]]
-    ) -> AsyncGenerator[tuple[Sequence[Mapping[str, Any]], Place]]:
+        self, server: OplogServer, place: MongoPosition, stages: Sequence[Mapping[str, Any]]
+    ) -> AsyncGenerator[tuple[Sequence[Mapping[str, Any]], MongoPosition]]:
         """Yield events, perhaps none, and the place behind them, without end, across lost connections and nodes."""
         backoff = Backoff(*PAUSES)
         given = place
@@ -265,8 +267,8 @@ class MongoSource:
                 await asyncio.sleep(backoff.next())
 
     async def _replies(
-        self, server: Server, place: Place, stages: Sequence[Mapping[str, Any]]
-    ) -> AsyncGenerator[tuple[Sequence[Mapping[str, Any]], Place]]:
+        self, server: OplogServer, place: MongoPosition, stages: Sequence[Mapping[str, Any]]
+    ) -> AsyncGenerator[tuple[Sequence[Mapping[str, Any]], MongoPosition]]:
         """Yield the replies of one server cursor until it ends; request the next one while one is handled."""
         fragments = Fragments()
         async with server.new_session() as session:
@@ -282,9 +284,9 @@ class MongoSource:
                         asked = asyncio.create_task(server.command(more, session))
                     events = fragments.joined(batch)
                     if not fragments.waiting and "postBatchResumeToken" in cursor:
-                        place = Place(token=cursor["postBatchResumeToken"])
+                        place = MongoPosition(token=cursor["postBatchResumeToken"])
                     elif fragments.behind is not None:
-                        place = Place(token=fragments.behind)
+                        place = MongoPosition(token=fragments.behind)
                     del batch
                     yield events, place
                     if asked is None:
@@ -301,7 +303,9 @@ class MongoSource:
                 if cursor["id"]:
                     await _forget(server, session, collection, cursor["id"])
 
-    def _opening(self, server: Server, place: Place, stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def _opening(
+        self, server: OplogServer, place: MongoPosition, stages: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any]:
         options: dict[str, Any] = {}
         if self._documents != "default":
             options["fullDocument"] = self._documents
@@ -321,14 +325,19 @@ class MongoSource:
         }
 
     async def _about_token(
-        self, server: Server, refusal: ForgeError, given: Place, place: Place, stages: Sequence[Mapping[str, Any]]
+        self,
+        server: OplogServer,
+        refusal: ForgeError,
+        given: MongoPosition,
+        place: MongoPosition,
+        stages: Sequence[Mapping[str, Any]],
     ) -> ForgeError:
         """Return the error to raise: if the stream opens without the cursor's token, only the token is to blame."""
         if type(refusal) is not SourceError or given.token is None or place != given:
             return refusal
         try:
             async with server.new_session() as session:
-                opened = await server.command(self._opening(server, Place(), stages), session)
+                opened = await server.command(self._opening(server, MongoPosition(), stages), session)
                 await _forget(server, session, opened["cursor"]["ns"].partition(".")[2], opened["cursor"]["id"])
         except (PyMongoError, *LOST):
             return refusal
@@ -338,7 +347,7 @@ class MongoSource:
 class _Snapshot:
     """One snapshot being read: its position, and the steps that advance it."""
 
-    def __init__(self, source: MongoSource, server: Server, cursor: Cursor) -> None:
+    def __init__(self, source: MongoSource, server: OplogServer, cursor: MongoCursor) -> None:
         assert cursor.progress is not None
         self._source = source
         self._server = server
@@ -347,7 +356,7 @@ class _Snapshot:
         self._backoff = Backoff(*PAUSES)
         self._vain = 0
 
-    async def batches(self) -> AsyncGenerator[Batch]:
+    async def batches(self) -> AsyncGenerator[SourceBatch]:
         if self._place.time is None:
             async with aclosing(self._catch_up()) as behind:
                 async for batch in behind:
@@ -376,13 +385,13 @@ class _Snapshot:
                 async with aclosing(self._catch_up()) as behind:
                     async for batch in behind:
                         yield batch
-        yield Batch((), str(Cursor(self._server.identity, self._place)))
+        yield SourceBatch((), str(MongoCursor(self._server.identity, self._place)))
 
     async def _wait_for_server(self, error: BaseException) -> None:
         _LOG.warning("%s: snapshot interrupted, going on: %s", self._source.name, str(error)[:200])
         await asyncio.sleep(self._backoff.next())
 
-    async def _rest(self) -> AsyncGenerator[Batch]:
+    async def _rest(self) -> AsyncGenerator[SourceBatch]:
         """Yield what is not read yet, as of the snapshot's time."""
         listing = [each for each in await self._server.collections() if self._source._wants(each["name"])]
         for listed in listing:
@@ -396,18 +405,18 @@ class _Snapshot:
             if name < self._progress.collection:
                 continue
             if name != self._progress.collection:
-                self._progress = Progress(name, NOTHING)
+                self._progress = CollectionProgress(name, NOTHING)
             async with aclosing(self._documents(name)) as pages:
                 async for page in pages:
                     yield self._read(name, page)
 
-    def _read(self, name: str, page: Sequence[Mapping[str, Any]]) -> Batch:
+    def _read(self, name: str, page: Sequence[Mapping[str, Any]]) -> SourceBatch:
         time, source = self._place.time, self._source
         assert time is not None
-        self._progress = Progress(name, page[-1]["_id"])
+        self._progress = CollectionProgress(name, page[-1]["_id"])
         reads = (source._events.read(name, document, time) for document in page)
         kept = [change for read in reads if (change := source._filter.keep(read)) is not None]
-        return Batch(kept, str(Cursor(self._server.identity, self._place, self._progress)))
+        return SourceBatch(kept, str(MongoCursor(self._server.identity, self._place, self._progress)))
 
     async def _documents(self, name: str) -> AsyncGenerator[list[dict[str, Any]]]:
         """Yield the documents of a collection behind the last one that was read, in pages, by `_id`."""
@@ -443,7 +452,7 @@ class _Snapshot:
                 if cursor["id"]:
                     await _forget(self._server, session, name, cursor["id"])
 
-    async def _catch_up(self) -> AsyncGenerator[Batch]:
+    async def _catch_up(self) -> AsyncGenerator[SourceBatch]:
         """Yield the changes of what was already read, up to a newer time, which becomes the snapshot's time."""
         with _typed(self._server):
             target = await self._server.now()
@@ -464,16 +473,16 @@ class _Snapshot:
                 done = len(due) < len(events) or (
                     reached is not None and (reached > target or (reached == target and not events))
                 )
-                self._place = Place(time=target) if done else place
+                self._place = MongoPosition(time=target) if done else place
                 changes = self._source._changes(due)
                 if changes or done:
-                    yield Batch(changes, str(Cursor(self._server.identity, self._place, self._progress)))
+                    yield SourceBatch(changes, str(MongoCursor(self._server.identity, self._place, self._progress)))
                 if done:
                     return
 
 
 @contextmanager
-def _typed(server: Server) -> Iterator[None]:
+def _typed(server: OplogServer) -> Iterator[None]:
     """Convert the errors of one request to the server into Forge's."""
     try:
         yield
@@ -494,11 +503,11 @@ def _read_already(collection: str, last: Any) -> dict[str, Any]:
     return {"$match": {"$or": [{"operationType": {"$in": list(pushdown.ALWAYS)}}, {"$expr": {"$or": done}}]}}
 
 
-def _splits(server: Server) -> bool:
+def _splits(server: OplogServer) -> bool:
     return server.version >= (7, 0) or (6, 0, 9) <= server.version < (6, 1)
 
 
-async def _forget(server: Server, session: AsyncClientSession, collection: str, cursor: int) -> None:
+async def _forget(server: OplogServer, session: AsyncClientSession, collection: str, cursor: int) -> None:
     """Let the server free a cursor; if it cannot be reached, the cursor ends with its session."""
     with suppress(PyMongoError, *LOST):
         await server.command({"killCursors": collection, "cursors": [cursor]}, session)

@@ -4,7 +4,7 @@
 own. Options: `ssl=yes` (encrypted, or refused), `ssl=no`, `ssl_ca=FILE` (encrypted and verified), `socket=PATH`,
 `failover=yes` (see `MysqlSource`), `server_id=N`. Without `ssl` it is encrypted if the server can, and not verified.
 
->>> address = Address.parse("mysql://forge:s%40cret@db.example/shop?failover=yes")
+>>> address = MysqlAddress.parse("mysql://forge:s%40cret@db.example/shop?failover=yes")
 >>> address.name, address.password, address.failover
 ('db.example:3306/shop', 's@cret', True)
 """
@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 
-from forge.errors import ConfigError, ForgeError, SourceError
+from forge.errors import ConfigError, ForgeError, SourceError, SourceUnreachable
 
 Connection = Any
 """A connection of PyMySQL, which has no types."""
@@ -33,7 +33,7 @@ _DENIED = {1044, 1045, 1142, 1143, 1227, 1370, 1698}
 _UNREACHABLE = {2002, 2003, 2005, 2006, 2013, 2055, 1040, 1053, 1927, 1129, 1152, 1158, 1159, 1160, 1161, 1184, 1203}
 
 
-class Address(msgspec.Struct, frozen=True):
+class MysqlAddress(msgspec.Struct, frozen=True):
     """The address of the server and the credentials."""
 
     host: str
@@ -48,7 +48,7 @@ class Address(msgspec.Struct, frozen=True):
     server_id: int | None = None
 
     @classmethod
-    def parse(cls, url: str) -> Address:
+    def parse(cls, url: str) -> MysqlAddress:
         """Parse a URL; raise ConfigError for an invalid one."""
         fix = "mysql://user:password@host:3306/database, or mariadb://…"
         try:
@@ -145,22 +145,20 @@ class Address(msgspec.Struct, frozen=True):
         return made
 
     def refused(self, error: Exception) -> ForgeError:
-        """Return the meaning of an error of the client library; Unreachable if it may be transient."""
+        """Return the meaning of an error of the client library; SourceUnreachable if it may be transient."""
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
         words = " ".join(str(error.args[1] if len(error.args) > 1 else error).split())[:300]
         if "CERTIFICATE_VERIFY_FAILED" in words or code == 2026:
             return SourceError(f"{self.name} is not as safe as asked: {words}", fix="check ssl and ssl_ca in the URL")
         if isinstance(error, OSError) or code in _UNREACHABLE or (code == 0 and not words):
-            return Unreachable(f"{self.name} cannot be reached: {words or 'the connection ended'}", fix="start it")
+            return SourceUnreachable(
+                f"{self.name} cannot be reached: {words or 'the connection ended'}", fix="start it"
+            )
         if code in (1045, 1698, 1044):
             return SourceError(f"{self.name} refuses the user: {words}", fix="check user and password in the URL")
         if code in _DENIED:
             return SourceError(f"{self.name} refuses a right: {words}", fix=GRANT)
         return SourceError(f"{self.name}: {words} ({code})", fix="see the message of the server")
-
-
-class Unreachable(SourceError):
-    """The server does not answer, which may be transient."""
 
 
 @lru_cache

@@ -1,6 +1,6 @@
 """Query a server about itself and its tables, with plain queries on one connection.
 
-Everything here is current, while the binary log describes the past: it is used for what the log lacks. `Server`
+Everything here is current, while the binary log describes the past: it is used for what the log lacks. `MysqlServer`
 identifies the server.
 """
 
@@ -16,7 +16,7 @@ import msgspec
 from forge.capture.mysql.address import Connection
 from forge.capture.mysql.cascades import ACTING, Cascade, Name
 from forge.capture.mysql.codecs import Charset
-from forge.capture.mysql.tables import Known, KnownColumn
+from forge.capture.mysql.tables import KnownColumn, KnownTable
 from forge.errors import SourceError
 
 OWN = ("information_schema", "performance_schema", "mysql", "sys")
@@ -31,7 +31,7 @@ _SETTINGS = (
 )  # fmt: skip
 
 
-class Server(msgspec.Struct, frozen=True):
+class MysqlServer(msgspec.Struct, frozen=True):
     """The identity of a server, and its settings."""
 
     identity: str
@@ -58,7 +58,7 @@ def ask(connection: Connection, sql: str, values: Iterable[object] = ()) -> list
         return list(cursor.fetchall())
 
 
-def server(connection: Connection) -> Server:
+def server(connection: Connection) -> MysqlServer:
     """Identify the server. On MariaDB the identity is `server_uid` if there is one, else only its `server_id`."""
     names = ", ".join(f"'{name}'" for name in _SETTINGS)
     rows = ask(connection, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})")
@@ -73,7 +73,7 @@ def server(connection: Connection) -> Server:
         seed = settings.get("server_uid", "")
         mark = hashlib.sha256(seed.encode()).hexdigest()[:12] if seed else "0"
         identity = f"{settings['server_id']}-{mark}"
-    return Server(identity, version, mariadb, settings)
+    return MysqlServer(identity, version, mariadb, settings)
 
 
 def logs(connection: Connection) -> list[Log]:
@@ -81,7 +81,7 @@ def logs(connection: Connection) -> list[Log]:
     return [Log(str(row[0]), int(row[1])) for row in ask(connection, "SHOW BINARY LOGS")]
 
 
-def end(connection: Connection, told: Server) -> tuple[str, int]:
+def end(connection: Connection, told: MysqlServer) -> tuple[str, int]:
     """Return the file and offset behind all that is committed."""
     new = told.version >= (8, 2, 0) and not told.mariadb
     found = ask(connection, "SHOW BINARY LOG STATUS" if new else "SHOW MASTER STATUS")
@@ -90,7 +90,7 @@ def end(connection: Connection, told: Server) -> tuple[str, int]:
     return str(found[0][0]), int(found[0][1])
 
 
-def gtid(connection: Connection, told: Server, file: str, offset: int) -> str:
+def gtid(connection: Connection, told: MysqlServer, file: str, offset: int) -> str:
     """Return MariaDB's position by global transaction ids at a place; empty on MySQL."""
     if not told.mariadb:
         return ""
@@ -135,7 +135,7 @@ def keyed(connection: Connection) -> set[Name]:
     return {(str(row[0]), str(row[1])) for row in rows}
 
 
-def known(connection: Connection, schema: str, table: str) -> Known | None:
+def known(connection: Connection, schema: str, table: str) -> KnownTable | None:
     """Return a table's columns and key, or None if it does not exist (or is hidden from this user)."""
     rows = ask(
         connection,
@@ -164,7 +164,7 @@ def known(connection: Connection, schema: str, table: str) -> Known | None:
     ) or [("",)]
     ends = next((each.name for each in columns if each.generated == "ROW END"), "row_end")
     names = tuple(str(row[0]) for row in key)
-    return Known(columns, names, ends if kind == "SYSTEM VERSIONED" else None, kind == "SEQUENCE")
+    return KnownTable(columns, names, ends if kind == "SYSTEM VERSIONED" else None, kind == "SEQUENCE")
 
 
 def _kind(type: str) -> str:

@@ -19,13 +19,13 @@ from typing import Final
 from forge.capture.mysql import tables
 from forge.capture.mysql.cascades import Name
 from forge.capture.mysql.comments import said
-from forge.capture.mysql.cursor import Cursor, Place, Progress
-from forge.capture.mysql.rows import Row, Version
+from forge.capture.mysql.cursor import BinlogPosition, MysqlCursor, TableProgress
+from forge.capture.mysql.rows import MysqlTableVersion, Row
 from forge.capture.mysql.statements import effect
-from forge.capture.mysql.tables import Mismatch, lenenc, parse_map, parse_names
-from forge.capture.mysql.transaction_changes import Account, Catalog
+from forge.capture.mysql.tables import lenenc, parse_map, parse_names
+from forge.capture.mysql.transaction_changes import Account, TableCatalog
 from forge.change import Change, Op, same
-from forge.errors import CursorForeign, DecodeError, SourceError
+from forge.errors import CursorForeign, DecodeError, SourceError, TableMapMismatch
 from forge.values import Column
 
 _HEADER = struct.Struct("<IBIIIH")
@@ -45,14 +45,14 @@ _NO_FOREIGN_KEYS = 2
 _STANDALONE, _PREPARED, _COMPLETED = 1, 64, 128
 
 
-class Changes:
+class BinlogChanges:
     """The changes from the events so far, since they were last taken."""
 
     def __init__(
         self,
-        catalog: Catalog,
+        catalog: TableCatalog,
         name: str,
-        after: Cursor,
+        after: MysqlCursor,
         *,
         checksums: bool,
         context: bool = True,
@@ -60,12 +60,12 @@ class Changes:
     ) -> None:
         self.malformed = 0
         """Number of comments meant for Forge that could not be parsed."""
-        self.found: Place | None = None
+        self.found: BinlogPosition | None = None
         """The start of the current file according to the server; None until it is known."""
         self._catalog = catalog
         self._account: Final = Account(catalog, name, after.events)
         self._identity = after.server
-        self._expected: Place | None = after.place
+        self._expected: BinlogPosition | None = after.place
         self._gtids = {text.partition("-")[0]: text for text in after.gtid.split(",") if text}
         self._checksums = checksums
         self._context_wanted = context
@@ -77,7 +77,7 @@ class Changes:
         self._gtid: tuple[str, str] | None = None
         self._settled = settled
         self._size = self._kind = 0
-        self._versions: dict[bytes, Version | None] = {}
+        self._versions: dict[bytes, MysqlTableVersion | None] = {}
         self._maps: dict[bytes, tuple[Name, bytes]] = {}
         self._handlers: dict[int, Callable[[bytes, int, int], None]] = {
             **dict.fromkeys(_ROWS, self._rows),
@@ -105,13 +105,13 @@ class Changes:
     def columns(self) -> list[tuple[Column, ...]]:
         return self._account.columns
 
-    def cursor(self, progress: Progress | None = None) -> Cursor:
+    def cursor(self, progress: TableProgress | None = None) -> MysqlCursor:
         """Return the cursor behind everything that was taken so far."""
-        place = Place(self._file, self._resume, self._created)
+        place = BinlogPosition(self._file, self._resume, self._created)
         # Until the server has sent the handled events again, the cursor must not fall back behind them.
         events = max(self._account.events, self._account.skip)
         gtids = ",".join(self._gtids[key] for key in sorted(self._gtids, key=int))
-        return Cursor(self._identity, place, events, gtids, progress)
+        return MysqlCursor(self._identity, place, events, gtids, progress)
 
     @property
     def settled(self) -> bool:
@@ -181,7 +181,7 @@ class Changes:
                 f"{self._file} of the server is not the file that the cursor stands in",
                 fix="take a new snapshot: the server was reset or restored, or is another one",
             )
-        self.found = Place(self._file, self._position, seconds)
+        self.found = BinlogPosition(self._file, self._position, seconds)
 
     # -- transactions ----------------------------------------------------------------------------------
 
@@ -323,15 +323,15 @@ class Changes:
         body = event[19:]
         self._maps[body[:6]] = (parse_names(body)[:2], body)
 
-    def _version(self, body: bytes) -> Version | None:
+    def _version(self, body: bytes) -> MysqlTableVersion | None:
         """Return the table's version, or None if the catalog does not fit its map."""
         if body in self._versions:
             return self._versions[body]
         made = parse_map(body, self._catalog.mariadb)
         try:
             tables.complete(made, self._catalog.known(made.schema, made.table), self._catalog.collations())
-            found: Version | None = Version(made, self._catalog.charset)
-        except Mismatch:
+            found: MysqlTableVersion | None = MysqlTableVersion(made, self._catalog.charset)
+        except TableMapMismatch:
             found = None
         if len(self._versions) > 5000:
             self._versions.clear()
@@ -378,7 +378,7 @@ class Changes:
                 changed = {key for old, new in pairs for key in new if not same(old[key], new[key])}
             account.cascade(name, op, changed)
 
-    def _decoded(self, version: Version, event: bytes, op: Op) -> list[Row]:
+    def _decoded(self, version: MysqlTableVersion, event: bytes, op: Op) -> list[Row]:
         at = 27
         if self._kind in _SECOND:
             at += int.from_bytes(event[27:29], "little")

@@ -5,12 +5,12 @@ transaction that begins there), `_{gtid}` (MariaDB's position by global transact
 snapshot. `created` is the second in which the server began the file: a server that was reset or restored has other
 files of the same names, and this distinguishes its cursors.
 
->>> cursor = Cursor.parse("mysql1_9f2c_mysql-bin.000002:328:6919c0de:3_0-1-42")
+>>> cursor = MysqlCursor.parse("mysql1_9f2c_mysql-bin.000002:328:6919c0de:3_0-1-42")
 >>> cursor.place, cursor.events, cursor.gtid
-(Place(file='mysql-bin.000002', offset=328, created=1763295454), 3, '0-1-42')
+(BinlogPosition(file='mysql-bin.000002', offset=328, created=1763295454), 3, '0-1-42')
 >>> str(cursor)
 'mysql1_9f2c_mysql-bin.000002:328:6919c0de:3_0-1-42'
->>> Cursor.parse("mysql1_9f2c_nonsense")
+>>> MysqlCursor.parse("mysql1_9f2c_nonsense")
 Traceback (most recent call last):
   ...
 forge.errors.CursorInvalid: 'mysql1_9f2c_nonsense' is not a cursor of a MySQL source
@@ -35,7 +35,7 @@ _FORM = re.compile(
 )
 
 
-class Place(NamedTuple):
+class BinlogPosition(NamedTuple):
     """The start of a transaction in a file that the server began at `created` (in Unix seconds)."""
 
     file: str
@@ -43,7 +43,7 @@ class Place(NamedTuple):
     created: int
 
 
-class Progress(msgspec.Struct, frozen=True, array_like=True):
+class TableProgress(msgspec.Struct, frozen=True, array_like=True):
     """Progress of a snapshot: all tables before (`schema`, `table`) are read, and that one up to `key`, inclusive.
 
     `key` has the key's values as texts, bytes in hex; it is None before the table's first row, and `()` inside a table
@@ -55,17 +55,17 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
     key: tuple[str, ...] | None = None
 
 
-class Cursor(msgspec.Struct, frozen=True):
+class MysqlCursor(msgspec.Struct, frozen=True):
     """Everything before `place` is handled, and the first `events` changing events of the transaction there."""
 
     server: str
-    place: Place
+    place: BinlogPosition
     events: int = 0
     gtid: str = ""
-    progress: Progress | None = None
+    progress: TableProgress | None = None
 
     @classmethod
-    def parse(cls, text: str) -> "Cursor":
+    def parse(cls, text: str) -> "MysqlCursor":
         """Parse the text form; raise CursorInvalid for anything else, CursorForeign for another kind of source."""
         match = _FORM.fullmatch(text)
         if match is None:
@@ -74,12 +74,12 @@ class Cursor(msgspec.Struct, frozen=True):
                     f"{text[:60]!r} belongs to another kind of source", fix="use a cursor that this source gave"
                 )
             raise _invalid(text)
-        place = Place(unquote(match["file"]), int(match["offset"]), int(match["created"], 16))
+        place = BinlogPosition(unquote(match["file"]), int(match["offset"]), int(match["created"], 16))
         progress = None
         if match["progress"] is not None:
             try:
                 raw = base64.urlsafe_b64decode(match["progress"] + "=" * (-len(match["progress"]) % 4))
-                progress = msgspec.json.decode(raw, type=Progress)
+                progress = msgspec.json.decode(raw, type=TableProgress)
             except (binascii.Error, ValueError, msgspec.DecodeError):
                 raise _invalid(text) from None
         return cls(match["server"], place, int(match["events"] or 0), match["gtid"] or "", progress)

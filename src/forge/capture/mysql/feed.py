@@ -13,8 +13,8 @@ import struct
 import uuid
 from typing import TYPE_CHECKING
 
-from forge.capture.mysql.address import Address, Connection
-from forge.capture.mysql.catalog import Server, ask
+from forge.capture.mysql.address import Connection, MysqlAddress
+from forge.capture.mysql.catalog import MysqlServer, ask
 from forge.errors import CursorExpired, CursorForeign, SourceError
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ _FORMAT = 15
 _MOST = 0xFFFFFF
 
 
-class Feed:
+class BinlogFeed:
     """An open stream of events."""
 
-    def __init__(self, connection: Connection, address: Address, heartbeat: float) -> None:
+    def __init__(self, connection: Connection, address: MysqlAddress, heartbeat: float) -> None:
         self._connection = connection
         self._address = address
         self._socket: socket.socket = connection._sock
@@ -46,8 +46,8 @@ class Feed:
     def open(
         cls,
         connection: Connection,
-        address: Address,
-        told: Server,
+        address: MysqlAddress,
+        told: MysqlServer,
         server_id: int,
         heartbeat: float,
         *,
@@ -55,7 +55,7 @@ class Feed:
         offset: int,
         gtid: str | None = None,
         annotated: bool = True,
-    ) -> Feed:
+    ) -> BinlogFeed:
         """Request the events from a place on, or by a global transaction id on MariaDB."""
         period = int(heartbeat * 1e9)
         ask(connection, "SET @master_binlog_checksum = @@global.binlog_checksum")

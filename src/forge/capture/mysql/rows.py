@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from forge.capture.mysql import binary_json
 from forge.capture.mysql import codecs as forms
-from forge.capture.mysql.tables import (
+from forge.capture.mysql.tables import (  # fmt: skip
     BIT,
     BLOB,
     BLOB_COMPRESSED,
@@ -41,9 +41,9 @@ from forge.capture.mysql.tables import (
     VARCHAR_COMPRESSED,
     VECTOR,
     YEAR,
-    Field,
     Map,
-)  # fmt: skip
+    MappedColumn,
+)
 from forge.change import UNAVAILABLE
 from forge.errors import DecodeError
 from forge.values import Column
@@ -51,7 +51,7 @@ from forge.values import Column
 Row = dict[str, Any]
 
 
-class Part(NamedTuple):
+class ColumnLayout(NamedTuple):
     """The layout of one column: `fixed` is a format of struct, or None for `prefix` bytes of length and then the value.
 
     `form` converts what was read to the value; None keeps it. `utf8` marks a text that is decoded in place.
@@ -68,68 +68,70 @@ class Part(NamedTuple):
 Charsets = Callable[[str], forms.Charset]
 
 
-def part(field: Field, charsets: Charsets) -> Part:
+def part(field: MappedColumn, charsets: Charsets) -> ColumnLayout:
     """Return how a column is read, and its name in `Batch.columns`."""
     kind, meta, sign = field.type, field.meta, " unsigned" if field.unsigned else ""
     if kind in (TINY, SHORT, LONG, LONGLONG):
         code = {TINY: "b", SHORT: "h", LONG: "i", LONGLONG: "q"}[kind]
         name = {TINY: "tinyint", SHORT: "smallint", LONG: "int", LONGLONG: "bigint"}[kind]
-        return Part(code.upper() if field.unsigned else code, text=name + sign)
+        return ColumnLayout(code.upper() if field.unsigned else code, text=name + sign)
     if kind == INT24:
-        return Part("3s", forms.uint if field.unsigned else forms.int24, text="mediumint" + sign)
+        return ColumnLayout("3s", forms.uint if field.unsigned else forms.int24, text="mediumint" + sign)
     if kind == FLOAT:
-        return Part("4s", forms.real, text="float", kind="float")
+        return ColumnLayout("4s", forms.real, text="float", kind="float")
     if kind == DOUBLE:
-        return Part("d", text="double", kind="float")
+        return ColumnLayout("d", text="double", kind="float")
     if kind == NEWDECIMAL:
         digits, scale = meta >> 8, meta & 255
         size = forms.decimal_size(digits, scale)
-        return Part(f"{size}s", forms.decimal(digits, scale), text=f"decimal({digits},{scale}){sign}", kind="numeric")
+        return ColumnLayout(
+            f"{size}s", forms.decimal(digits, scale), text=f"decimal({digits},{scale}){sign}", kind="numeric"
+        )
     if kind == YEAR:
-        return Part("B", forms.year, text="year")
+        return ColumnLayout("B", forms.year, text="year")
     if kind in (DATE, NEWDATE):
-        return Part("3s", forms.date, text="date")
+        return ColumnLayout("3s", forms.date, text="date")
     if kind in (TIMESTAMP2, DATETIME2, TIME2):
         base, form, name = {
             TIMESTAMP2: (4, forms.timestamp2, "timestamp"),
             DATETIME2: (5, forms.datetime2, "datetime"),
             TIME2: (3, forms.time2, "time"),
         }[kind]
-        return Part(f"{base + (meta + 1) // 2}s", form, text=f"{name}({meta})" if meta else name)
+        return ColumnLayout(f"{base + (meta + 1) // 2}s", form, text=f"{name}({meta})" if meta else name)
     if kind in (TIMESTAMP, DATETIME, TIME):
         size, old_form, name = {
             TIMESTAMP: (4, forms.old_timestamp, "timestamp"),
             DATETIME: (8, forms.old_datetime, "datetime"),
             TIME: (3, forms.old_time, "time"),
         }[kind]
-        return Part(f"{size}s", old_form, text=name)
+        return ColumnLayout(f"{size}s", old_form, text=name)
     if kind == BIT:
         width = (meta & 255) * 8 + (meta >> 8)
-        return Part(f"{(width + 7) // 8}s", forms.bit(width), text=f"bit({width})")
+        return ColumnLayout(f"{(width + 7) // 8}s", forms.bit(width), text=f"bit({width})")
     if kind in (ENUM, SET):
         decode = charsets(field.charset or "utf8mb4")
         values = field.values or tuple(str(decode(word)) for word in field.raw)
         words = ",".join("'" + word.replace("'", "''") + "'" for word in values)
         if kind == ENUM:
-            return Part("B" if meta == 1 else "H", forms.chosen(values), text=f"enum({words})")
-        return Part(f"{meta}s", forms.members(values), text=f"set({words})")
+            return ColumnLayout("B" if meta == 1 else "H", forms.chosen(values), text=f"enum({words})")
+        return ColumnLayout(f"{meta}s", forms.members(values), text=f"set({words})")
     if kind in (GEOMETRY, VECTOR):
-        return Part(None, prefix=meta, text="geometry" if kind == GEOMETRY else "vector", kind="bytea")
+        return ColumnLayout(None, prefix=meta, text="geometry" if kind == GEOMETRY else "vector", kind="bytea")
     if kind == JSON:
-        return Part(None, binary_json.decoded, prefix=meta, text="json", kind="jsonb")
+        return ColumnLayout(None, binary_json.decoded, prefix=meta, text="json", kind="jsonb")
     return _string(field, charsets)
 
 
 _SIZES = {1: "tiny", 2: "", 3: "medium", 4: "long"}
 
 
-def _string(field: Field, charsets: Charsets) -> Part:
+def _string(field: MappedColumn, charsets: Charsets) -> ColumnLayout:
     kind, meta = field.type, field.meta
     binary = field.charset in (None, "binary")
     word = field.known.partition("(")[0].partition(" ")[0]
     if kind == STRING and binary and word in ("uuid", "inet6", "inet4"):
         address = forms.uuid if word == "uuid" else forms.inet(4 if word == "inet4" else 16)
-        return Part(None, address, 1, text=word)
+        return ColumnLayout(None, address, 1, text=word)
     if kind in (BLOB, BLOB_COMPRESSED):
         prefix, text = meta, f"{_SIZES.get(meta, '')}{'blob' if binary else 'text'}"
     elif kind == STRING:
@@ -146,17 +148,17 @@ def _string(field: Field, charsets: Charsets) -> Part:
         form: forms.Form | None = forms.padded(meta) if kind == STRING else None
         if compressed:
             form = forms.decompressed(bytes)
-        return Part(None, form, prefix, text=text, kind="bytea")
+        return ColumnLayout(None, form, prefix, text=text, kind="bytea")
     charset = charsets(field.charset or "")
     if compressed:
-        return Part(None, forms.decompressed(charset), prefix, text=text)
-    return Part(None, charset, prefix, utf8=charset.codec == "utf-8", text=text)
+        return ColumnLayout(None, forms.decompressed(charset), prefix, text=text)
+    return ColumnLayout(None, charset, prefix, utf8=charset.codec == "utf-8", text=text)
 
 
 Decode = Callable[[bytes, int, int], list[Row]]
 
 
-class Version:
+class MysqlTableVersion:
     """One version of a table: its columns, its key, and the decoders of its row events."""
 
     def __init__(self, made: Map, charsets: Charsets) -> None:
@@ -229,7 +231,7 @@ class Version:
 
 
 def compiled(
-    names: Sequence[str], parts: Sequence[Part], present: bytes, *, quick: bool, single: bool = False
+    names: Sequence[str], parts: Sequence[ColumnLayout], present: bytes, *, quick: bool, single: bool = False
 ) -> Callable[..., Any]:
     """Generate, compile and return a function that decodes the rows of an event.
 
@@ -265,7 +267,9 @@ def compiled(
     return decode
 
 
-def _straight(numbers: Sequence[int], parts: Sequence[Part], scope: dict[str, Any], *, quick: bool) -> list[str]:
+def _straight(
+    numbers: Sequence[int], parts: Sequence[ColumnLayout], scope: dict[str, Any], *, quick: bool
+) -> list[str]:
     """Return lines that read these columns, none of them null; adjacent fixed-size columns are unpacked at once."""
     lines: list[str] = []
     run: list[int] = []

@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from forge.capture.mysql.cascades import ACTING, Cascade, Name
-from forge.capture.mysql.catalog import Server
+from forge.capture.mysql.catalog import MysqlServer
 from forge.errors import SourceError
 
 _FULL = ("FULL", "FULL_NODUP")
 
 
-def check(told: Server) -> None:
+def check(told: MysqlServer) -> None:
     """Raise SourceError for a setting with which the log would be wrong."""
     if told.setting("log_bin") not in ("ON", "1"):
         raise SourceError("log_bin is OFF: the server keeps no binary log", fix="set log_bin=mysql-bin and restart it")
@@ -30,13 +30,13 @@ def check(told: Server) -> None:
             )
 
 
-def named(told: Server) -> bool:
+def named(told: MysqlServer) -> bool:
     """Tell whether the log itself names columns."""
     return told.setting("binlog_row_metadata").upper() == "FULL"
 
 
 def warnings(
-    told: Server,
+    told: MysqlServer,
     engines: Mapping[Name, str],
     keyless: Iterable[Name],
     cascades: Sequence[Cascade],
@@ -70,10 +70,10 @@ def warnings(
     return found
 
 
-def retention(told: Server) -> str:
+def retention(told: MysqlServer) -> str:
     """Return how long logs are kept, according to the server's settings.
 
-    >>> retention(Server("1", (10, 11, 1), True, {"binlog_expire_logs_seconds": "604800"}))
+    >>> retention(MysqlServer("1", (10, 11, 1), True, {"binlog_expire_logs_seconds": "604800"}))
     'binary logs are purged after 7 days'
     """
     seconds = float(told.setting("binlog_expire_logs_seconds") or 0)

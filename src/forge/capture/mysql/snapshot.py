@@ -18,16 +18,16 @@ from forge.capture.mysql import catalog
 from forge.capture.mysql.address import Connection
 from forge.capture.mysql.cascades import Name
 from forge.capture.mysql.catalog import ask
-from forge.capture.mysql.cursor import KIND, Progress
+from forge.capture.mysql.cursor import KIND, TableProgress
 from forge.capture.mysql.rows import Row
 from forge.capture.mysql.texts import Texts, quoted
-from forge.change import Change, Op, Source, text
+from forge.change import Change, ChangeSource, Op, text
 
 
-class Snapshot:
+class MysqlSnapshot:
     """A transaction in which rows are read; blocking, for one thread at a time."""
 
-    def __init__(self, connection: Connection, told: catalog.Server, name: str) -> None:
+    def __init__(self, connection: Connection, told: catalog.MysqlServer, name: str) -> None:
         self._connection = connection
         self._name = name
         self._texts: dict[Name, Texts | None] = {}
@@ -87,7 +87,7 @@ class Snapshot:
     def reads(self, name: Name, texts: Texts, rows: Sequence[tuple[Any, ...]], first: int = 0) -> list[Change]:
         """Return rows as changes. The same row of the same snapshot has the same id."""
         head = f"{self._transaction}.r.{name[0]}.{name[1]}."
-        where = Source(KIND, self._name, f"{self.file}:{self.offset:012d}.00000000.r")
+        where = ChangeSource(KIND, self._name, f"{self.file}:{self.offset:012d}.00000000.r")
         found = []
         for number, raw in enumerate(rows, first):
             image = texts.row(raw)
@@ -98,10 +98,10 @@ class Snapshot:
 
     def invalidate(self, name: Name) -> Change:
         """Return the change that announces that a table is read again."""
-        where = Source(KIND, self._name, f"{self.file}:{self.offset:012d}.00000000.q")
+        where = ChangeSource(KIND, self._name, f"{self.file}:{self.offset:012d}.00000000.q")
         return Change(f"{self._transaction}.r.{name[0]}.{name[1]}", Op.INVALIDATE, *name, where, self.at)
 
-    def read_already(self, texts: Texts, progress: Progress, changes: Sequence[Change]) -> list[bool]:
+    def read_already(self, texts: Texts, progress: TableProgress, changes: Sequence[Change]) -> list[bool]:
         """Tell for each change of the table being read whether its row was delivered before."""
         if not progress.key:
             return [False] * len(changes)

@@ -16,16 +16,16 @@ from forge.backoff import Backoff
 from forge.capture.capabilities import Capabilities
 from forge.capture.filters import Filter
 from forge.capture.mysql import catalog, settings
-from forge.capture.mysql.address import Address, Connection, Unreachable
+from forge.capture.mysql.address import Connection, MysqlAddress
 from forge.capture.mysql.cascades import Name
-from forge.capture.mysql.cursor import KIND, Cursor, Place, Progress
-from forge.capture.mysql.feed import Feed
-from forge.capture.mysql.snapshot import Snapshot
-from forge.capture.mysql.tail import PAUSES, Reading, Tail, place_order, resumed
-from forge.capture.mysql.view import View
-from forge.capture.source import Batch, Status
+from forge.capture.mysql.cursor import KIND, BinlogPosition, MysqlCursor, TableProgress
+from forge.capture.mysql.feed import BinlogFeed
+from forge.capture.mysql.snapshot import MysqlSnapshot
+from forge.capture.mysql.tail import PAUSES, BinlogTail, TailSettings, place_order, resumed
+from forge.capture.mysql.view import MysqlCatalog
+from forge.capture.source import SourceBatch, Status
 from forge.change import Change
-from forge.errors import CursorInvalid
+from forge.errors import CursorInvalid, SourceUnreachable
 from forge.generator_close import Closing
 from forge.values import Column
 
@@ -72,10 +72,10 @@ class MysqlSource:
         timeout: float = 10.0,
         context: bool = True,
     ) -> None:
-        self._address = Address.parse(url)
+        self._address = MysqlAddress.parse(url)
         self._filter = filter or Filter()
         self._page = page
-        self._reading = Reading(
+        self._reading = TailSettings(
             self._address,
             self._filter,
             server_id=server_id,
@@ -84,7 +84,7 @@ class MysqlSource:
             timeout=timeout,
             context=context,
         )
-        self._acked: Cursor | None = None
+        self._acked: MysqlCursor | None = None
         self._malformed = 0
         self.connections = 0
         """Number of times a stream connected."""
@@ -105,9 +105,9 @@ class MysqlSource:
 
     # -- the stream ------------------------------------------------------------------------------------
 
-    async def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
+    async def stream(self, after: str | None = None) -> AsyncGenerator[SourceBatch]:
         """Yield what is committed after the cursor, or from now on, without end."""
-        cursor = Cursor.parse(after if after is not None else await self.now())
+        cursor = MysqlCursor.parse(after if after is not None else await self.now())
         if cursor.progress is not None:
             raise CursorInvalid(
                 "the cursor stands inside a snapshot", fix="go on with snapshot(after), or read with changes()"
@@ -116,8 +116,8 @@ class MysqlSource:
             async for batch in batches:
                 yield batch
 
-    async def _tailed(self, cursor: Cursor, until: tuple[str, int] | None = None) -> AsyncGenerator[Batch]:
-        tail = Tail(self._reading, cursor, until=until, connected=self._count)
+    async def _tailed(self, cursor: MysqlCursor, until: tuple[str, int] | None = None) -> AsyncGenerator[SourceBatch]:
+        tail = BinlogTail(self._reading, cursor, until=until, connected=self._count)
         try:
             while (batch := await tail.get()) is not None:
                 self._malformed = max(self._malformed, tail.malformed)
@@ -130,12 +130,12 @@ class MysqlSource:
 
     # -- the snapshot ----------------------------------------------------------------------------------
 
-    async def snapshot(self, after: str | None = None) -> AsyncGenerator[Batch]:
+    async def snapshot(self, after: str | None = None) -> AsyncGenerator[SourceBatch]:
         """Yield the existing rows; the stream continues from the last batch's cursor.
 
         If its connection is lost or a table is altered meanwhile, it continues in a new transaction.
         """
-        cursor = Cursor.parse(after) if after is not None else None
+        cursor = MysqlCursor.parse(after) if after is not None else None
         if cursor is not None and cursor.progress is None:
             raise CursorInvalid("the cursor stands behind a snapshot", fix="go on with stream(after)")
         backoff, closing = Backoff(*PAUSES), Closing()
@@ -144,20 +144,20 @@ class MysqlSource:
             try:
                 async with aclosing(self._snapshot(cursor)) as batches:
                     async for batch in batches:
-                        cursor = Cursor.parse(batch.cursor)
+                        cursor = MysqlCursor.parse(batch.cursor)
                         begun = True
                         backoff.reset()
                         with closing:
                             yield batch
                 return
-            except (Unreachable, OSError, _Again) as error:
+            except (SourceUnreachable, OSError, _Again) as error:
                 if closing.ends(error):
                     return
                 if not begun or backoff.spent:
                     raise error.error if isinstance(error, _Again) else error from None
             await asyncio.sleep(backoff.next())
 
-    async def _snapshot(self, after: Cursor | None) -> AsyncGenerator[Batch]:
+    async def _snapshot(self, after: MysqlCursor | None) -> AsyncGenerator[SourceBatch]:
         held: list[socket.socket] = []
         try:
             snapshot, told = await self._call(lambda: self._begin(after, held))
@@ -165,8 +165,10 @@ class MysqlSource:
             _end(held)
             raise
         try:
-            place = Place(snapshot.file, snapshot.offset, await self._call(lambda: self._created(snapshot.file, told)))
-            end = Cursor(told.identity, place, 0, snapshot.gtid)
+            place = BinlogPosition(
+                snapshot.file, snapshot.offset, await self._call(lambda: self._created(snapshot.file, told))
+            )
+            end = MysqlCursor(told.identity, place, 0, snapshot.gtid)
             progress = None
             if after is not None and after.progress is not None:
                 progress = after.progress
@@ -182,12 +184,12 @@ class MysqlSource:
                     async for changes, columns, done in pages:
                         yield self._batch(changes, columns, msgspec.structs.replace(end, progress=done))
                 progress = None
-            yield Batch((), str(end))
+            yield SourceBatch((), str(end))
         finally:
             _end(held)
             await self._call(snapshot.close)
 
-    def _begin(self, after: Cursor | None, held: list[socket.socket]) -> tuple[Snapshot, catalog.Server]:
+    def _begin(self, after: MysqlCursor | None, held: list[socket.socket]) -> tuple[MysqlSnapshot, catalog.MysqlServer]:
         connection = self._reading.connect(held, patient=True)
         try:
             told = catalog.server(connection)
@@ -196,14 +198,14 @@ class MysqlSource:
                 resumed(connection, told, after, failover=self._address.failover)
             else:
                 self._check_columns(connection)
-            return Snapshot(connection, told, self._address.name), told
+            return MysqlSnapshot(connection, told, self._address.name), told
         except BaseException:
             connection._force_close()
             raise
 
     async def _table(
-        self, snapshot: Snapshot, name: Name, progress: Progress | None
-    ) -> AsyncGenerator[tuple[list[Change], Sequence[tuple[Column, ...]], Progress]]:
+        self, snapshot: MysqlSnapshot, name: Name, progress: TableProgress | None
+    ) -> AsyncGenerator[tuple[list[Change], Sequence[tuple[Column, ...]], TableProgress]]:
         mine = progress if progress is not None and name == (progress.schema, progress.table) else None
         texts = await self._call(lambda: snapshot.texts(name))
         if texts is None:
@@ -211,10 +213,10 @@ class MysqlSource:
         marks = mine.key if mine is not None else None
         if not texts.paged:
             if marks is not None:
-                yield [snapshot.invalidate(name)], [()], Progress(*name, None)
+                yield [snapshot.invalidate(name)], [()], TableProgress(*name, None)
             async with aclosing(self._scanned(snapshot, name, texts)) as pages:
                 async for changes in pages:
-                    yield changes, [texts.columns] * len(changes), Progress(*name, ())
+                    yield changes, [texts.columns] * len(changes), TableProgress(*name, ())
             return
         while True:
             after = marks
@@ -222,11 +224,11 @@ class MysqlSource:
             if rows:
                 marks = texts.marks(rows[-1])
                 changes = snapshot.reads(name, texts, rows)
-                yield changes, [texts.columns] * len(changes), Progress(*name, marks)
+                yield changes, [texts.columns] * len(changes), TableProgress(*name, marks)
             if len(rows) < self._page:
                 return
 
-    async def _scanned(self, snapshot: Snapshot, name: Name, texts: Any) -> AsyncGenerator[list[Change]]:
+    async def _scanned(self, snapshot: MysqlSnapshot, name: Name, texts: Any) -> AsyncGenerator[list[Change]]:
         cursor = await self._call(lambda: snapshot.scan(name, texts))
         number = 0
         while rows := await self._call(lambda: cursor.fetchmany(self._page)):
@@ -234,7 +236,9 @@ class MysqlSource:
             number += len(rows)
         await self._call(cursor.close)
 
-    async def _caught_up(self, snapshot: Snapshot, after: Cursor, progress: Progress) -> AsyncGenerator[Batch]:
+    async def _caught_up(
+        self, snapshot: MysqlSnapshot, after: MysqlCursor, progress: TableProgress
+    ) -> AsyncGenerator[SourceBatch]:
         """Yield what happened to the delivered rows, up to the new snapshot."""
         start = msgspec.structs.replace(after, progress=None)
         here = (progress.schema, progress.table)
@@ -257,18 +261,18 @@ class MysqlSource:
                     for change, columns in zip(batch.changes, batch.columns, strict=True)
                     if (change.schema, change.table) < here or kept.get(change.id, False)
                 ]
-                cursor = msgspec.structs.replace(Cursor.parse(batch.cursor), progress=progress)
-                yield Batch([pair[0] for pair in chosen], str(cursor), [pair[1] for pair in chosen])
+                cursor = msgspec.structs.replace(MysqlCursor.parse(batch.cursor), progress=progress)
+                yield SourceBatch([pair[0] for pair in chosen], str(cursor), [pair[1] for pair in chosen])
 
-    def _batch(self, changes: list[Change], columns: Sequence[tuple[Column, ...]], cursor: Cursor) -> Batch:
+    def _batch(self, changes: list[Change], columns: Sequence[tuple[Column, ...]], cursor: MysqlCursor) -> SourceBatch:
         if self._filter.parts:
             pairs = [
                 (kept, shape)
                 for change, shape in zip(changes, columns, strict=True)
                 if (kept := self._filter.keep(change)) is not None
             ]
-            return Batch([pair[0] for pair in pairs], str(cursor), [pair[1] for pair in pairs])
-        return Batch(changes, str(cursor), columns)
+            return SourceBatch([pair[0] for pair in pairs], str(cursor), [pair[1] for pair in pairs])
+        return SourceBatch(changes, str(cursor), columns)
 
     # -- where it stands -------------------------------------------------------------------------------
 
@@ -276,7 +280,7 @@ class MysqlSource:
         """Return the cursor behind all that is committed."""
         return str(await self._call(lambda: self._now(beginning=True)))
 
-    def _now(self, *, beginning: bool = False) -> Cursor:
+    def _now(self, *, beginning: bool = False) -> MysqlCursor:
         with contextlib.closing(_Closing(self._reading.connect(patient=True))) as held:
             told = catalog.server(held.connection)
             settings.check(told)
@@ -284,17 +288,17 @@ class MysqlSource:
                 self._check_columns(held.connection)
             file, offset = catalog.end(held.connection, told)
             gtid = catalog.gtid(held.connection, told, file, offset)
-        return Cursor(told.identity, Place(file, offset, self._created(file, told)), 0, gtid)
+        return MysqlCursor(told.identity, BinlogPosition(file, offset, self._created(file, told)), 0, gtid)
 
     def _check_columns(self, connection: Connection) -> None:
         """Raise ConfigError at the start for a column that no followed table has: the reader would wait without end."""
         if self._filter.names_columns:
             self._filter.check_columns(catalog.columns(connection, self._address.database))
 
-    def _created(self, file: str, told: catalog.Server) -> int:
+    def _created(self, file: str, told: catalog.MysqlServer) -> int:
         """Return when the server began a file of its log."""
         with contextlib.closing(_Closing(self._reading.connect())) as held:
-            feed = Feed.open(
+            feed = BinlogFeed.open(
                 held.connection,
                 self._address,
                 told,
@@ -307,7 +311,7 @@ class MysqlSource:
 
     async def ack(self, cursor: str) -> None:
         """Note the cursor: nothing is kept per consumer, so nothing is forgotten; `status` counts the lag from here."""
-        self._acked = Cursor.parse(cursor)
+        self._acked = MysqlCursor.parse(cursor)
 
     async def status(self) -> Status:
         """Return the status, with the warnings that `forge doctor` prints."""
@@ -318,7 +322,7 @@ class MysqlSource:
         with contextlib.closing(_Closing(self._reading.connect(patient=True))) as held:
             connection = held.connection
             told = catalog.server(connection)
-            view = View(connection, told, self._address.database, self._filter)
+            view = MysqlCatalog(connection, told, self._address.database, self._filter)
             followed = list(view.followed())
             engines = catalog.tables(connection, self._address.database)
             keyed = catalog.keyed(connection)

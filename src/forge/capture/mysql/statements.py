@@ -1,12 +1,12 @@
 """Parse the effect of a statement in the binary log on tables; without a server.
 
-In: the text of a query event and its default database. Out: an `Effect`: its kind and the tables that it names. Only
-the start of a statement is read, so that no body, comment or text inside can be mistaken for it.
+In: the text of a query event and its default database. Out: a `StatementEffect`: its kind and the tables that it names.
+Only the start of a statement is read, so that no body, comment or text inside can be mistaken for it.
 
 >>> effect("ALTER TABLE `shop`.`orders` ADD COLUMN note text", "shop")
-Effect(kind='schema', tables=(('shop', 'orders'),))
+StatementEffect(kind='schema', tables=(('shop', 'orders'),))
 >>> effect("/* by cron */ truncate orders", "shop")
-Effect(kind='truncate', tables=(('shop', 'orders'),))
+StatementEffect(kind='truncate', tables=(('shop', 'orders'),))
 >>> effect("RENAME TABLE a TO b, x.c TO x.d", "shop").tables
 (('shop', 'a'), ('shop', 'b'), ('x', 'c'), ('x', 'd'))
 >>> effect("SAVEPOINT `one`", "shop").kind, effect("DELETE FROM t", "shop").kind, effect("FLUSH HOSTS", "").kind
@@ -20,7 +20,7 @@ Name = tuple[str, str]
 Kind = Literal["begin", "commit", "rollback", "rollback to", "xa", "schema", "truncate", "database", "rows", "none"]
 
 
-class Effect(NamedTuple):
+class StatementEffect(NamedTuple):
     """The effect. `rows` is a statement that changed unknown rows; it may affect more tables than those named."""
 
     kind: Kind
@@ -90,7 +90,7 @@ class _Words:
         return schema, first
 
 
-def effect(sql: str, schema: str) -> Effect:
+def effect(sql: str, schema: str) -> StatementEffect:
     """Return the statement's effect."""
     words = _Words(sql)
     first = words.peek()
@@ -99,66 +99,66 @@ def effect(sql: str, schema: str) -> Effect:
     if first in ("create", "alter", "drop", "rename", "truncate", "optimize", "repair", "analyze"):
         return _definition(words, schema)
     if first in ("insert", "update", "delete", "replace", "load", "with", "call", "do", "import", "merge"):
-        return Effect("rows")
-    return Effect("none")
+        return StatementEffect("rows")
+    return StatementEffect("none")
 
 
-def _transactional(words: _Words) -> Effect:
+def _transactional(words: _Words) -> StatementEffect:
     if words.take("begin"):
-        return Effect("begin")
+        return StatementEffect("begin")
     if words.take("commit"):
-        return Effect("commit")
+        return StatementEffect("commit")
     if words.take("xa"):
-        return Effect("xa")
+        return StatementEffect("xa")
     if words.take("rollback"):
         words.take("work")
-        return Effect("rollback to" if words.take("to") else "rollback")
-    return Effect("none")
+        return StatementEffect("rollback to" if words.take("to") else "rollback")
+    return StatementEffect("none")
 
 
-def _definition(words: _Words, schema: str) -> Effect:
+def _definition(words: _Words, schema: str) -> StatementEffect:
     if words.take("truncate"):
         words.take("table")
         return _one("truncate", words, schema)
     if words.take("rename"):
         if words.take("table") or words.take("tables"):
             words.take("if", "exists")
-            return Effect("schema", _renamed(words, schema))
-        return Effect("none")
+            return StatementEffect("schema", _renamed(words, schema))
+        return StatementEffect("none")
     if words.take("optimize") or words.take("repair") or words.take("analyze"):
-        return Effect("none")
+        return StatementEffect("none")
     verb = words.peek()
     words.step()
     while words.any("or", "replace", "online", "offline", "ignore", "unique", "fulltext", "spatial"):
         pass
     if words.take("temporary"):
-        return Effect("none")
+        return StatementEffect("none")
     if words.any("database", "schema"):
         if verb == "drop":
             words.take("if", "exists")
             name = words.name("")
-            return Effect("database", ((name[1], "*"),)) if name else Effect("none")
-        return Effect("none")
+            return StatementEffect("database", ((name[1], "*"),)) if name else StatementEffect("none")
+        return StatementEffect("none")
     if words.any("table", "tables"):
         words.take("if", "not", "exists")
         words.take("if", "exists")
         if verb == "drop":
-            return Effect("schema", _listed(words, schema))
+            return StatementEffect("schema", _listed(words, schema))
         if verb == "alter":
             return _altered(words, schema)
         return _one("schema", words, schema)
     if words.take("index"):
         while words.peek() != "on":
             if not words.step():
-                return Effect("none")
+                return StatementEffect("none")
         words.step()
         return _one("schema", words, schema)
-    return Effect("none")
+    return StatementEffect("none")
 
 
-def _one(kind: Kind, words: _Words, schema: str) -> Effect:
+def _one(kind: Kind, words: _Words, schema: str) -> StatementEffect:
     name = words.name(schema)
-    return Effect(kind, (name,)) if name else Effect("none")
+    return StatementEffect(kind, (name,)) if name else StatementEffect("none")
 
 
 def _listed(words: _Words, schema: str) -> tuple[Name, ...]:
@@ -184,7 +184,7 @@ def _renamed(words: _Words, schema: str) -> tuple[Name, ...]:
     return tuple(found)
 
 
-def _altered(words: _Words, schema: str) -> Effect:
+def _altered(words: _Words, schema: str) -> StatementEffect:
     """Parse ALTER TABLE: its table, and with RENAME or EXCHANGE PARTITION a second one.
 
     >>> effect("ALTER TABLE a RENAME TO b", "s").tables
@@ -196,7 +196,7 @@ def _altered(words: _Words, schema: str) -> Effect:
     """
     name = words.name(schema)
     if name is None:
-        return Effect("none")
+        return StatementEffect("none")
     found = [name]
     depth = 0
     while words.peek() or words.step():
@@ -218,4 +218,4 @@ def _altered(words: _Words, schema: str) -> Effect:
                 found.append(other)
         elif not words.step():
             break
-    return Effect("schema", tuple(found))
+    return StatementEffect("schema", tuple(found))

@@ -1,14 +1,16 @@
 """Table maps: the columns of one version of a table, as in the binary log.
 
 A table map has the types of the columns. With `binlog_row_metadata=FULL` it also has their names, signs, character
-sets, the words of enums and sets and the primary key; what it lacks is taken from the catalog (`Known`), and if the
-catalog does not fit the map, the table has no decoder (`Mismatch`): nothing is guessed.
+sets, the words of enums and sets and the primary key; what it lacks is taken from the catalog (`KnownTable`), and if
+the catalog does not fit the map, the table has no decoder (`TableMapMismatch`): nothing is guessed.
 """
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
+
+from forge.errors import TableMapMismatch
 
 TINY, SHORT, LONG, FLOAT, DOUBLE, TIMESTAMP, LONGLONG, INT24 = 1, 2, 3, 4, 5, 7, 8, 9
 DATE, TIME, DATETIME, YEAR = 10, 11, 12, 13
@@ -24,10 +26,6 @@ _NUMERIC = {TINY, SHORT, INT24, LONG, LONGLONG, NEWDECIMAL, FLOAT, DOUBLE}
 _TEXTS = {VARCHAR, VAR_STRING, STRING, BLOB, VARCHAR_COMPRESSED, BLOB_COMPRESSED}
 
 
-class Mismatch(Exception):
-    """The catalog does not fit a table map: its table changed since."""
-
-
 class KnownColumn(NamedTuple):
     """A column in the current catalog."""
 
@@ -41,7 +39,7 @@ class KnownColumn(NamedTuple):
     """`ROW START` and `ROW END` of system-versioned tables, or the server's own text."""
 
 
-class Known(NamedTuple):
+class KnownTable(NamedTuple):
     """A table in the current catalog."""
 
     columns: tuple[KnownColumn, ...]
@@ -52,7 +50,7 @@ class Known(NamedTuple):
     """Whether it is one of MariaDB's sequences, which are logged like tables."""
 
 
-class Field(msgspec.Struct):
+class MappedColumn(msgspec.Struct):
     """A column in a table map."""
 
     type: int
@@ -72,7 +70,7 @@ class Map(msgspec.Struct):
 
     schema: str
     table: str
-    fields: list[Field]
+    fields: list[MappedColumn]
     key: list[int] | None = None
     named: bool = False
     ends: str | None = None
@@ -110,7 +108,7 @@ def parse_map(data: bytes, mariadb: bool) -> Map:
     return made
 
 
-def _fields(kinds: bytes, meta: bytes) -> list[Field]:
+def _fields(kinds: bytes, meta: bytes) -> list[MappedColumn]:
     fields, at = [], 0
     for kind in kinds:
         size = _META.get(kind, 0)
@@ -124,7 +122,7 @@ def _fields(kinds: bytes, meta: bytes) -> list[Field]:
         elif kind in (BIT, NEWDECIMAL):
             value = meta[at] << 8 | meta[at + 1]
         at += size
-        fields.append(Field(kind, value))
+        fields.append(MappedColumn(kind, value))
     return fields
 
 
@@ -201,8 +199,8 @@ _SEQUENCE = (
 """The columns of a sequence, which identify one that was dropped."""
 
 
-def complete(made: Map, known: Known | None, charsets: Mapping[int, str]) -> None:
-    """Fill in from the catalog what the map lacks; raise Mismatch if they do not fit."""
+def complete(made: Map, known: KnownTable | None, charsets: Mapping[int, str]) -> None:
+    """Fill in from the catalog what the map lacks; raise TableMapMismatch if they do not fit."""
     made.ends = known.ends if known else None
     made.sequence = known.sequence if known else tuple(field.name for field in made.fields) == _SEQUENCE
     if made.ends is not None and known and made.ends not in {column.name for column in known.columns}:
@@ -218,10 +216,10 @@ def complete(made: Map, known: Known | None, charsets: Mapping[int, str]) -> Non
                 field.charset = now.charset
         return
     if known is None or len(known.columns) != len(made.fields):
-        raise Mismatch
+        raise TableMapMismatch
     for field, column in zip(made.fields, known.columns, strict=True):
         if not _fits(field, column):
-            raise Mismatch
+            raise TableMapMismatch
         field.name, field.known = column.name, column.type
         field.unsigned = "unsigned" in column.type or "zerofill" in column.type
         field.charset = column.charset or "binary"
@@ -244,7 +242,7 @@ _FITTING = {
 }  # fmt: skip
 
 
-def _fits(field: Field, column: KnownColumn) -> bool:
+def _fits(field: MappedColumn, column: KnownColumn) -> bool:
     word = column.type.partition("(")[0].partition(" ")[0]
     if word not in _FITTING.get(field.type, ()):
         return False

@@ -19,13 +19,13 @@ from collections.abc import Callable
 from forge.backoff import Backoff
 from forge.capture.filters import Filter
 from forge.capture.mysql import catalog, settings
-from forge.capture.mysql.address import Address, Connection, Unreachable
-from forge.capture.mysql.changes import Changes
-from forge.capture.mysql.cursor import Cursor, Place
-from forge.capture.mysql.feed import Feed
-from forge.capture.mysql.view import View
-from forge.capture.source import Batch
-from forge.errors import CursorExpired, CursorForeign, ForgeError, SourceError
+from forge.capture.mysql.address import Connection, MysqlAddress
+from forge.capture.mysql.changes import BinlogChanges
+from forge.capture.mysql.cursor import BinlogPosition, MysqlCursor
+from forge.capture.mysql.feed import BinlogFeed
+from forge.capture.mysql.view import MysqlCatalog
+from forge.capture.source import SourceBatch
+from forge.errors import CursorExpired, CursorForeign, ForgeError, SourceError, SourceUnreachable
 
 AHEAD = 4
 """Number of batches that are read ahead of the consumer."""
@@ -36,12 +36,12 @@ MOVES = 1.0
 _log = logging.getLogger("forge.capture.mysql")
 
 
-class Reading:
+class TailSettings:
     """The settings that all connections of a tail share."""
 
     def __init__(
         self,
-        address: Address,
+        address: MysqlAddress,
         filter: Filter,
         *,
         server_id: int | None,
@@ -67,7 +67,7 @@ class Reading:
         return self.address.connect(self.timeout, held, patience=max(60.0, self.timeout) if patient else None)
 
 
-class Tail:
+class BinlogTail:
     """Batches after a cursor, from a dedicated thread; to be used by one task of one event loop.
 
     `until` ends it at a place (a file and an offset) where a transaction ends.
@@ -75,8 +75,8 @@ class Tail:
 
     def __init__(
         self,
-        reading: Reading,
-        after: Cursor,
+        reading: TailSettings,
+        after: MysqlCursor,
         *,
         until: tuple[str, int] | None = None,
         connected: Callable[[], None] = lambda: None,
@@ -86,7 +86,7 @@ class Tail:
         self._until = until and place_order(*until)
         self._connected = connected
         self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[Batch | Exception | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[SourceBatch | Exception | None] = asyncio.Queue()
         self._room = threading.Semaphore(AHEAD)
         self._stopped = threading.Event()
         self._control: list[socket.socket] = []
@@ -96,7 +96,7 @@ class Tail:
         self._thread = threading.Thread(target=self._run, name="forge-mysql", daemon=True)
         self._thread.start()
 
-    async def get(self) -> Batch | None:
+    async def get(self) -> SourceBatch | None:
         """Return the next batch, or None at `until`; raise errors after which reading cannot continue."""
         found = await self._queue.get()
         if isinstance(found, Exception):
@@ -124,9 +124,9 @@ class Tail:
                 self._read()
                 self._hand(None)
                 return
-            except (Unreachable, OSError) as error:
+            except (SourceUnreachable, OSError) as error:
                 why = error
-                if not self._once and isinstance(error, Unreachable):
+                if not self._once and isinstance(error, SourceUnreachable):
                     self._fail(error)
                     return
             except ForgeError as error:
@@ -134,7 +134,7 @@ class Tail:
                 return
             except Exception as error:
                 found = self._reading.address.refused(error) if _of_library(error) else error
-                if not isinstance(found, Unreachable):
+                if not isinstance(found, SourceUnreachable):
                     self._fail(found)
                     return
                 why = found
@@ -149,12 +149,12 @@ class Tail:
     def _fail(self, error: Exception) -> None:
         self._give(error)
 
-    def _hand(self, batch: Batch | None) -> None:
+    def _hand(self, batch: SourceBatch | None) -> None:
         """Pass a batch to the consumer when there is room for it."""
         self._room.acquire()
         self._give(batch)
 
-    def _give(self, found: Batch | Exception | None) -> None:
+    def _give(self, found: SourceBatch | Exception | None) -> None:
         if not self._stopped.is_set() and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._queue.put_nowait, found)
 
@@ -164,10 +164,10 @@ class Tail:
             told = catalog.server(control)
             settings.check(told)
             after, gtid = resumed(control, told, self._after, failover=self._reading.address.failover)
-            view = View(control, told, self._reading.address.database, self._reading.filter)
+            view = MysqlCatalog(control, told, self._reading.address.database, self._reading.filter)
             connection = self._reading.connect(self._log)
             try:
-                feed = Feed.open(
+                feed = BinlogFeed.open(
                     connection,
                     self._reading.address,
                     told,
@@ -178,7 +178,7 @@ class Tail:
                     gtid=gtid,
                     annotated=self._reading.context,
                 )
-                changes = Changes(
+                changes = BinlogChanges(
                     view,
                     self._reading.address.name,
                     after,
@@ -196,7 +196,7 @@ class Tail:
             with contextlib.suppress(OSError):
                 control._force_close()
 
-    def _follow(self, feed: Feed, changes: Changes) -> None:
+    def _follow(self, feed: BinlogFeed, changes: BinlogChanges) -> None:
         page = self._reading.page
         take = changes.take
         moved = time.monotonic()
@@ -218,7 +218,7 @@ class Tail:
                     self._emit(changes)
                     moved = time.monotonic()
 
-    def _emit(self, changes: Changes) -> None:
+    def _emit(self, changes: BinlogChanges) -> None:
         self.malformed = changes.malformed
         if not changes.settled:
             return
@@ -231,11 +231,13 @@ class Tail:
             ]
             kept, columns = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         changes.empty()
-        self._hand(Batch(kept, str(cursor), columns))
+        self._hand(SourceBatch(kept, str(cursor), columns))
         self._after = cursor
 
 
-def resumed(control: Connection, told: catalog.Server, after: Cursor, *, failover: bool) -> tuple[Cursor, str | None]:
+def resumed(
+    control: Connection, told: catalog.MysqlServer, after: MysqlCursor, *, failover: bool
+) -> tuple[MysqlCursor, str | None]:
     """Return where to resume on this server: a place in its log, or MariaDB's global transaction id for a failover."""
     if after.server != told.identity:
         if not failover:
@@ -245,7 +247,7 @@ def resumed(control: Connection, told: catalog.Server, after: Cursor, *, failove
             )
         if not told.mariadb or not after.gtid:
             raise SourceError("only a cursor with MariaDB's GTID can move to another server", fix="take a new snapshot")
-        moved = Cursor(told.identity, Place("", 4, 0), after.events, after.gtid)
+        moved = MysqlCursor(told.identity, BinlogPosition("", 4, 0), after.events, after.gtid)
         return moved, after.gtid
     files = catalog.logs(control)
     sizes = {log.file: log.size for log in files}

@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 from forge.capture.mysql import codecs as forms
-from forge.capture.mysql.tables import Known, KnownColumn
+from forge.capture.mysql.tables import KnownColumn, KnownTable
 from forge.errors import CursorInvalid
 from forge.values import Column
 
@@ -38,7 +38,7 @@ def quoted(name: str) -> str:
 class Texts:
     """A table as a snapshot reads it."""
 
-    def __init__(self, known: Known, *, prefixed: bool = False) -> None:
+    def __init__(self, known: KnownTable, *, prefixed: bool = False) -> None:
         self.known = known
         by_name = {column.name: column for column in known.columns}
         self.names = [column.name for column in known.columns]
@@ -88,7 +88,7 @@ class Texts:
         """Return the condition for the rows behind a key.
 
         >>> columns = (KnownColumn("a", "int", None), KnownColumn("b", "date", None))
-        >>> Texts(Known(columns, ("a", "b"))).behind(("1", "2026-01-31"))
+        >>> Texts(KnownTable(columns, ("a", "b"))).behind(("1", "2026-01-31"))
         "`a` >= 1 AND ((`a` > 1) OR (`a` = 1 AND `b` > CAST('2026-01-31' AS DATE)))"
         """
         pairs = list(zip(map(quoted, self.key), self.literals(marks), strict=True))

@@ -13,20 +13,20 @@ from forge.capture.mysql import tables
 from forge.capture.mysql.cascades import Cascade, Name, reached
 from forge.capture.mysql.codecs import Charset, utc
 from forge.capture.mysql.cursor import KIND
-from forge.capture.mysql.rows import Row, Version
-from forge.change import NO_CONTEXT, Change, Context, Op, Source
+from forge.capture.mysql.rows import MysqlTableVersion, Row
+from forge.change import NO_CONTEXT, Change, ChangeSource, Context, Op
 from forge.values import Column
 
 _FOREVER: Final = ("2038-01-19T03:14:07.999999+00:00", "2106-02-07T06:28:15.999999+00:00", (1 << 64) - 1)
 
 
-class Catalog(Protocol):
+class TableCatalog(Protocol):
     """Current data of the server that the log lacks; `forget` when a table's definition changed."""
 
     mariadb: bool
 
     def wants(self, schema: str, table: str) -> bool: ...
-    def known(self, schema: str, table: str) -> tables.Known | None: ...
+    def known(self, schema: str, table: str) -> tables.KnownTable | None: ...
     def followed(self) -> Iterable[Name]: ...
     def cascades(self) -> Mapping[Name, list[Cascade]]: ...
     def collations(self) -> Mapping[int, str]: ...
@@ -37,7 +37,7 @@ class Catalog(Protocol):
 class Account:
     """The changes since they were last taken, and the current transaction."""
 
-    def __init__(self, catalog: Catalog, name: str, skip: int) -> None:
+    def __init__(self, catalog: TableCatalog, name: str, skip: int) -> None:
         self.changes: list[Change] = []
         self.columns: list[tuple[Column, ...]] = []
         self.events = 0
@@ -84,7 +84,7 @@ class Account:
         self._wholes = 0
         return self.events > self.skip
 
-    def rows(self, version: Version, op: Op, rows: list[Row]) -> None:
+    def rows(self, version: MysqlTableVersion, op: Op, rows: list[Row]) -> None:
         """Add the rows of an event as changes."""
         schema, table, key, context = version.schema, version.table, version.key, self.context
         transaction, name, at = self._transaction, self._name, utc(self.at)
@@ -100,12 +100,12 @@ class Account:
                 old_key = {each: old[each] for each in key} if key else None
                 new_key = {each: new[each] for each in key} if key else None
                 row = number >> 1
-                where = Source(KIND, name, f"{spot}{row:06d}", transaction)
+                where = ChangeSource(KIND, name, f"{spot}{row:06d}", transaction)
                 if old_key == new_key:
                     add(Change(f"{head}{row}", op, schema, table, where, at, new_key, old, new, context))
                 else:
-                    gone = Source(KIND, name, f"{spot}{row:06d}d", transaction)
-                    came = Source(KIND, name, f"{spot}{row:06d}i", transaction)
+                    gone = ChangeSource(KIND, name, f"{spot}{row:06d}d", transaction)
+                    came = ChangeSource(KIND, name, f"{spot}{row:06d}i", transaction)
                     add(Change(f"{head}{row}d", Op.DELETE, schema, table, gone, at, old_key, old, None, context))
                     add(Change(f"{head}{row}i", Op.INSERT, schema, table, came, at, new_key, None, new, context))
         else:
@@ -116,7 +116,7 @@ class Account:
                     found: Row | None = {only: image[only]}
                 else:
                     found = {each: image[each] for each in key} if key else None
-                where = Source(KIND, name, f"{spot}{row:06d}", transaction)
+                where = ChangeSource(KIND, name, f"{spot}{row:06d}", transaction)
                 if inserts:
                     add(Change(f"{head}{row}", op, schema, table, where, at, found, None, image, context))
                 else:
@@ -124,7 +124,7 @@ class Account:
         self.columns += [version.columns] * (len(self.changes) - before)
 
     def _current(
-        self, ends: str, op: Op, rows: list[Row], head: str, spot: str, version: Version, at: datetime
+        self, ends: str, op: Op, rows: list[Row], head: str, spot: str, version: MysqlTableVersion, at: datetime
     ) -> tuple[Op, list[Row]]:
         """Keep only current rows of a system-versioned table: the server's own history is not a change."""
         if op is not Op.UPDATE:
@@ -140,7 +140,7 @@ class Account:
                 kept += old, new
                 continue
             key = {each: old[each] for each in version.key} if version.key else None
-            where = Source(KIND, self._name, f"{spot}{number:06d}x", self._transaction)
+            where = ChangeSource(KIND, self._name, f"{spot}{number:06d}x", self._transaction)
             identity, names = f"{head}{number}x", (version.schema, version.table)
             _without(version.implied, [old])
             self.changes.append(Change(identity, Op.DELETE, *names, where, at, key, old, None, self.context))
@@ -153,7 +153,7 @@ class Account:
             return
         self._wholes += 1
         mark = f"t{'.'.join(name)}"
-        where = Source(
+        where = ChangeSource(
             KIND, self._name, f"{self._spot()}t{self._wholes:05d}.{'.'.join(name)}", self._transaction or None
         )
         context = Context(more=dict(more)) if more else NO_CONTEXT

@@ -8,20 +8,20 @@ from forge.capture.mysql.address import Connection
 from forge.capture.mysql.cascades import Cascade, Name
 from forge.capture.mysql.catalog import OWN
 from forge.capture.mysql.codecs import Charset
-from forge.capture.mysql.tables import Known
+from forge.capture.mysql.tables import KnownTable
 
 
-class View:
+class MysqlCatalog:
     """Implements `forge.capture.mysql.transaction_changes.Catalog` over one connection."""
 
-    def __init__(self, connection: Connection, told: catalog.Server, database: str | None, filter: Filter) -> None:
+    def __init__(self, connection: Connection, told: catalog.MysqlServer, database: str | None, filter: Filter) -> None:
         self.mariadb = told.mariadb
         self._connection = connection
         self._database = database
         self._filter = filter
         self._charsets = catalog.Charsets(connection)
         self._wanted: dict[Name, bool] = {}
-        self._known: dict[Name, Known | None] = {}
+        self._known: dict[Name, KnownTable | None] = {}
         self._followed: list[Name] | None = None
         self._cascades: dict[Name, list[Cascade]] | None = None
 
@@ -33,7 +33,7 @@ class View:
             found = self._wanted[schema, table] = ours and (table == "*" or self._filter.wants_table(schema, table))
         return found
 
-    def known(self, schema: str, table: str) -> Known | None:
+    def known(self, schema: str, table: str) -> KnownTable | None:
         if (schema, table) not in self._known:
             self._known[schema, table] = catalog.known(self._connection, schema, table)
         return self._known[schema, table]

@@ -21,7 +21,7 @@ _OTHER: Final = re.compile(r"[a-z]+[0-9]+_\S+")
 _MOST: Final = 2**63 - 1
 
 
-class Place(NamedTuple):
+class SnapshotPosition(NamedTuple):
     """A place in a snapshot: its start time and schema version, the table, and the last row that was read."""
 
     at: int
@@ -30,20 +30,20 @@ class Place(NamedTuple):
     row: tuple[Any, ...] = ()
 
 
-class Cursor(NamedTuple):
+class SqliteCursor(NamedTuple):
     """The cursor behind row `id` of the queue of a file."""
 
     file: str
     id: int
     time: int
-    place: Place | None = None
+    place: SnapshotPosition | None = None
 
     @classmethod
-    def parse(cls, text: str) -> "Cursor":
+    def parse(cls, text: str) -> "SqliteCursor":
         """
-        >>> place = Place(1767225600500, 4, "orders", (2**60,))
-        >>> cursor = Cursor("6f1c0b523f0e4c579a530d6f2a3b9c11", 7, 1767225600000, place)
-        >>> Cursor.parse(str(cursor)) == cursor
+        >>> place = SnapshotPosition(1767225600500, 4, "orders", (2**60,))
+        >>> cursor = SqliteCursor("6f1c0b523f0e4c579a530d6f2a3b9c11", 7, 1767225600000, place)
+        >>> SqliteCursor.parse(str(cursor)) == cursor
         True
         """
         match = _TEXT.fullmatch(text)
@@ -68,8 +68,8 @@ class Cursor(NamedTuple):
         return f"{start}+{urlsafe_b64encode(coded.encode()).decode()}"
 
 
-def _place(coded: str) -> Place:
+def _place(coded: str) -> SnapshotPosition:
     at, version, table, *row = json.loads(urlsafe_b64decode(coded))
     if type(at) is not int or type(version) is not int or type(table) is not str:
         raise ValueError("not a place")
-    return Place(at, version, table, tuple(map(wire.decode_value, row)))
+    return SnapshotPosition(at, version, table, tuple(map(wire.decode_value, row)))

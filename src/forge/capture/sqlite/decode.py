@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from forge.capture.sqlite.cursor import KIND
-from forge.capture.sqlite.tables import MASK, SECRET, Table
-from forge.change import NO_CONTEXT, UNAVAILABLE, Change, Context, Op, Source
+from forge.capture.sqlite.tables import MASK, SECRET, SqliteTable
+from forge.change import NO_CONTEXT, UNAVAILABLE, Change, ChangeSource, Context, Op
 from forge.values import Column
 
 SCHEMA: Final = "main"
@@ -38,7 +38,7 @@ def instant(time: int) -> datetime:
     return _EPOCH + timedelta(milliseconds=time)
 
 
-class Origin(NamedTuple):
+class FileOrigin(NamedTuple):
     """The values that the changes of one file share."""
 
     identity: str
@@ -59,7 +59,7 @@ class Stamp(NamedTuple):
         return cls(f".{time:x}", instant(time), *context_of(context))
 
 
-def image_function(table: Table, start: int) -> Callable[[Row], dict[str, Any]]:
+def image_function(table: SqliteTable, start: int) -> Callable[[Row], dict[str, Any]]:
     """Return a function from a row of the queue to the image that starts at an index in it.
 
     It is compiled, because building a dict literal takes half the time of any loop over the columns.
@@ -75,10 +75,10 @@ def image_function(table: Table, start: int) -> Callable[[Row], dict[str, Any]]:
     return made
 
 
-class Decoder:
+class QueueDecoder:
     """Decodes the rows that have the number of one definition of one table."""
 
-    def __init__(self, origin: Origin, table: Table) -> None:
+    def __init__(self, origin: FileOrigin, table: SqliteTable) -> None:
         self.table: Final = table
         self.columns: Final[tuple[Column, ...]] = table.columns
         self._origin = origin
@@ -102,7 +102,7 @@ class Decoder:
         number, op = row[0], row[1]
         suffix, at, context, transaction = stamp
         name = f"{self._start}{number}{suffix}"
-        source = Source(KIND, self._origin.name, str(number), transaction)
+        source = ChangeSource(KIND, self._origin.name, str(number), transaction)
         table = self.table.name
         if op == "I":
             after = self._first(row)
@@ -116,7 +116,7 @@ class Decoder:
         if not self._moved(row):
             hidden = tuple(name for slot, name in self._secret if row[HEAD + self._width + slot])
             return (Change(name, _UPDATE, SCHEMA, table, source, at, self.key(after), before, after, context, hidden),)
-        second = Source(KIND, self._origin.name, f"{number}.1", transaction)
+        second = ChangeSource(KIND, self._origin.name, f"{number}.1", transaction)
         return (
             Change(name, _DELETE, SCHEMA, table, source, at, self.key(before), before, None, context),
             Change(f"{name}.1", _INSERT, SCHEMA, table, second, at, self.key(after), None, after, context),

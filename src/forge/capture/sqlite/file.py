@@ -24,14 +24,14 @@ WHILE_REPLACED: Final = 30.0
 """Seconds that a file may be missing or unreadable for a follower."""
 
 
-class Identity(NamedTuple):
+class FileIdentity(NamedTuple):
     """The identity of a file, independent of its name."""
 
     device: int
     inode: int
 
 
-class File:
+class SqliteFile:
     """A database file."""
 
     def __init__(self, url: str, *, patience: float = PATIENCE) -> None:
@@ -40,7 +40,7 @@ class File:
         self.name: Final = str(self.path)
         self.patience: Final = patience
 
-    def identity(self) -> Identity:
+    def identity(self) -> FileIdentity:
         """Raise SourceError when there is no file of this name."""
         try:
             found = os.stat(self.path)
@@ -48,7 +48,7 @@ class File:
             raise self.unreadable(error) from error
         if stat.S_ISDIR(found.st_mode):
             raise SourceError(f"{self.name} is a folder", fix="name the database file in it")
-        return Identity(found.st_dev, found.st_ino)
+        return FileIdentity(found.st_dev, found.st_ino)
 
     def connect(self) -> sqlite3.Connection:
         """Open a connection in autocommit mode; any thread may use it, one at a time."""

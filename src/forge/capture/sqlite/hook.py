@@ -33,10 +33,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from forge.capture.capabilities import Capabilities
 from forge.capture.filters import Filter
-from forge.capture.source import Batch, Status
+from forge.capture.source import SourceBatch, Status
 from forge.capture.sqlite.file import path_of
-from forge.capture.sqlite.tables import Table, names, table
-from forge.change import UNAVAILABLE, Change, Op, Source
+from forge.capture.sqlite.tables import SqliteTable, names, table
+from forge.change import UNAVAILABLE, Change, ChangeSource, Op
 from forge.errors import (
     CapabilityMissing,
     CursorExpired,
@@ -65,7 +65,7 @@ _BORDER: Final = re.compile(
 )
 
 
-class Written(NamedTuple):
+class HookCall(NamedTuple):
     """One call of the hook."""
 
     op: int
@@ -77,7 +77,7 @@ class Written(NamedTuple):
     """The row numbers, if there are no images."""
 
 
-class Shape(NamedTuple):
+class HookedTable(NamedTuple):
     """The properties of a table that its changes need; `numbered` if the key is the row number."""
 
     name: str
@@ -86,7 +86,7 @@ class Shape(NamedTuple):
     numbered: bool
 
     @classmethod
-    def of(cls, definition: Table) -> "Shape":
+    def of(cls, definition: SqliteTable) -> "HookedTable":
         columns = [column.name for column in definition.columns]
         return cls(definition.name, columns, definition.key, definition.aliased)
 
@@ -96,7 +96,7 @@ class Committed(NamedTuple):
 
     number: int
     at: datetime
-    rows: list[Written]
+    rows: list[HookCall]
     lost: frozenset[str]
 
 
@@ -125,7 +125,7 @@ class Hook:
         self._identity = uuid.uuid4().hex
         self._recorder: _Recorder | None = None
         self._filename = ""
-        self._tables: dict[str, Shape | None] = {}
+        self._tables: dict[str, HookedTable | None] = {}
         self._arrived: list[Committed] = []
         self._kept: list[Change] = []
         self._dropped = 0
@@ -205,7 +205,7 @@ class Hook:
         finally:
             beside.close()
 
-    async def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
+    async def stream(self, after: str | None = None) -> AsyncGenerator[SourceBatch]:
         """Yield what is committed after the cursor, or from now on, without end."""
         self._take()
         place = self._dropped + len(self._kept) if after is None else self._place(after)
@@ -221,7 +221,7 @@ class Hook:
                 await self._wake.wait()
                 continue
             place += len(found)
-            yield Batch(found, self._cursor(place))
+            yield SourceBatch(found, self._cursor(place))
 
     def _take(self) -> None:
         """Convert what arrived into changes, and drop the excess."""
@@ -245,7 +245,7 @@ class Hook:
                 op,
                 SCHEMA,
                 name,
-                Source(KIND, self.name, str(number), str(committed.number) if committed.number else None),
+                ChangeSource(KIND, self.name, str(number), str(committed.number) if committed.number else None),
                 committed.at,
                 key,
                 before,
@@ -272,7 +272,7 @@ class Hook:
         told = [meant for meant in found if meant.table not in lost] if lost else found
         return [*told, *(Meaning(Op.INVALIDATE, name, None, None, None) for name in sorted(lost))]
 
-    def _shape(self, row: Written) -> Shape | None:
+    def _shape(self, row: HookCall) -> HookedTable | None:
         found = self._tables.get(row.table)
         image = row.new if row.old is None else row.old
         if found is None or (image is not None and len(image) != len(found.columns)):
@@ -301,7 +301,7 @@ class Hook:
     def _expired(self) -> CursorExpired:
         return CursorExpired("what follows the cursor is no longer in memory", fix="read the tables again")
 
-    async def snapshot(self, after: str | None = None) -> AsyncGenerator[Batch]:
+    async def snapshot(self, after: str | None = None) -> AsyncGenerator[SourceBatch]:
         """Raise: there is no snapshot."""
         for batch in _no_snapshot():
             yield batch
@@ -347,11 +347,11 @@ class Meaning(NamedTuple):
     after: dict[str, Any] | None
 
 
-def meaning(row: Written, shape: Shape) -> list[Meaning] | None:
+def meaning(row: HookCall, shape: HookedTable) -> list[Meaning] | None:
     """Return the changes of a call, two for an update of the key; None if the table must be read again.
 
-    >>> orders = Shape("orders", ["id", "n"], ("id",), numbered=True)
-    >>> [(m.op.value, m.key, m.before, m.after) for m in meaning(Written(18, "orders", None, (7, "x")), orders)]
+    >>> orders = HookedTable("orders", ["id", "n"], ("id",), numbered=True)
+    >>> [(m.op.value, m.key, m.before, m.after) for m in meaning(HookCall(18, "orders", None, (7, "x")), orders)]
     [('insert', {'id': 7}, None, {'id': 7, 'n': 'x'})]
     """
     op = _OPS[row.op]
@@ -400,7 +400,7 @@ class _Recorder:
         self._most = most
         self._preupdate = preupdate
         self._refused = apsw.Error
-        self._rows: list[Written] = []
+        self._rows: list[HookCall] = []
         self._lost: set[str] = set()
         self._savepoints: list[tuple[str, int]] = []
         self._settled = 0
@@ -432,16 +432,16 @@ class _Recorder:
         if self._wanted is not None and table not in self._wanted:
             return
         try:
-            row = Written(update.opcode, table, update.old, update.new)
+            row = HookCall(update.opcode, table, update.old, update.new)
         except self._refused:  # a table with virtual generated columns
-            row = Written(update.opcode, table, None, None, update.rowid, update.rowid_new)
+            row = HookCall(update.opcode, table, None, None, update.rowid, update.rowid_new)
         self._add(row)
 
     def _on_number(self, op: int, database: str, table: str, rowid: int) -> None:
         if database == SCHEMA and (self._wanted is None or table in self._wanted):
-            self._add(Written(op, table, None, None, rowid, rowid))
+            self._add(HookCall(op, table, None, None, rowid, rowid))
 
-    def _add(self, row: Written) -> None:
+    def _add(self, row: HookCall) -> None:
         if len(self._rows) < self._most:
             self._rows.append(row)
         else:
@@ -505,13 +505,13 @@ class _Recorder:
             del self._savepoints[place + 1 :]
 
 
-def _no_snapshot() -> list[Batch]:
+def _no_snapshot() -> list[SourceBatch]:
     raise CapabilityMissing("a hook has no snapshots", fix="read the tables by yourself, or use the queue")
 
 
-def _described(connection: Any, name: str) -> Shape | None:
+def _described(connection: Any, name: str) -> HookedTable | None:
     try:
-        return Shape.of(table(connection, name))
+        return HookedTable.of(table(connection, name))
     except TrackingError:
         return None
 

@@ -25,8 +25,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from forge.capture.sqlite.file import File
-from forge.capture.sqlite.tables import OWN, Table, foreign_triggers, names, table
+from forge.capture.sqlite.file import SqliteFile
+from forge.capture.sqlite.tables import OWN, SqliteTable, foreign_triggers, names, table
 from forge.capture.sqlite.triggers import HEAD, NOW, triggers
 from forge.errors import NotInstalled, SchemaTooNew, TrackingError
 
@@ -34,7 +34,7 @@ FORMAT: Final = 1
 _GONE: Final = 2
 
 
-class State(NamedTuple):
+class QueueState(NamedTuple):
     """The one row of forge_state."""
 
     identity: str
@@ -44,11 +44,11 @@ class State(NamedTuple):
     removed_at: float
 
 
-class Tracked(NamedTuple):
+class TrackedDefinition(NamedTuple):
     """A tracked table, by the number of its definition."""
 
     version: int
-    table: Table
+    table: SqliteTable
 
 
 def enable(
@@ -64,7 +64,7 @@ def enable(
     `exclude` and `mask` are columns, `column` or `table.column`; None keeps the setting. Nothing is changed unless all
     can be.
     """
-    file = File(url)
+    file = SqliteFile(url)
     with _writing(file) as connection:
         wanted = [table(connection, name) for name in (names(connection) if every else tables)]
         if not installed(connection):
@@ -91,7 +91,7 @@ def enable(
 
 def disable(url: str, tables: Sequence[str]) -> list[str]:
     """Stop tracking tables; return those that were tracked. What is in the queue stays there."""
-    file = File(url)
+    file = SqliteFile(url)
     with _writing(file) as connection:
         require(connection, file)
         known = {found.table.name.lower(): found for found in tracked(connection, gone=True)}
@@ -108,7 +108,7 @@ def disable(url: str, tables: Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def _writing(file: File) -> Iterator[sqlite3.Connection]:
+def _writing(file: SqliteFile) -> Iterator[sqlite3.Connection]:
     connection = file.connect()
     try:
         with file.errors():
@@ -119,7 +119,7 @@ def _writing(file: File) -> Iterator[sqlite3.Connection]:
         connection.close()
 
 
-def _columns(asked: Sequence[str], target: Table, wanted: Sequence[Table]) -> list[str]:
+def _columns(asked: Sequence[str], target: SqliteTable, wanted: Sequence[SqliteTable]) -> list[str]:
     """Return the named columns of this table; a name that no table has is an error."""
     found = []
     for word in asked:
@@ -140,7 +140,7 @@ def installed(connection: sqlite3.Connection) -> bool:
     return connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'forge_state'").fetchone() is not None
 
 
-def require(connection: sqlite3.Connection, file: File) -> State:
+def require(connection: sqlite3.Connection, file: SqliteFile) -> QueueState:
     """Return Forge's state of the file; raise NotInstalled if there is none."""
     if not installed(connection):
         raise NotInstalled(f"no table of {file.name} is tracked", fix=f"forge enable TABLE --database-url {file.url}")
@@ -150,23 +150,23 @@ def require(connection: sqlite3.Connection, file: File) -> State:
     return found
 
 
-def state(connection: sqlite3.Connection) -> State:
+def state(connection: sqlite3.Connection) -> QueueState:
     row = connection.execute("SELECT identity, format, schema_version, removed, removed_at FROM forge_state").fetchone()
-    return State(*row)
+    return QueueState(*row)
 
 
-def tracked(connection: sqlite3.Connection, *, gone: bool = False) -> list[Tracked]:
+def tracked(connection: sqlite3.Connection, *, gone: bool = False) -> list[TrackedDefinition]:
     """Return the tracked tables, by name; with `gone` also missing ones, which are tracked when they come back."""
     rows = connection.execute(
         "SELECT id, definition FROM forge_version WHERE current BETWEEN 1 AND ? ORDER BY name", (_GONE if gone else 1,)
     )
-    return [Tracked(number, msgspec.json.decode(definition, type=Table)) for number, definition in rows]
+    return [TrackedDefinition(number, msgspec.json.decode(definition, type=SqliteTable)) for number, definition in rows]
 
 
-def versions(connection: sqlite3.Connection, newer_than: int) -> list[Tracked]:
+def versions(connection: sqlite3.Connection, newer_than: int) -> list[TrackedDefinition]:
     """Return every definition above a number."""
     rows = connection.execute("SELECT id, definition FROM forge_version WHERE id > ? ORDER BY id", (newer_than,))
-    return [Tracked(number, msgspec.json.decode(definition, type=Table)) for number, definition in rows]
+    return [TrackedDefinition(number, msgspec.json.decode(definition, type=SqliteTable)) for number, definition in rows]
 
 
 def _install(connection: sqlite3.Connection, width: int) -> None:
@@ -187,7 +187,7 @@ def _install(connection: sqlite3.Connection, width: int) -> None:
     connection.execute("INSERT INTO forge_state VALUES (?, ?, 0, 0, 0.0)", (uuid.uuid4().hex, FORMAT))
 
 
-def track(connection: sqlite3.Connection, new: Table, old: Tracked | None) -> int:
+def track(connection: sqlite3.Connection, new: SqliteTable, old: TrackedDefinition | None) -> int:
     """Put triggers on a table, and a `schema` change into the queue; return the number of its definition."""
     if old is not None:
         _drop_triggers(connection, old.version)
@@ -206,7 +206,7 @@ def track(connection: sqlite3.Connection, new: Table, old: Tracked | None) -> in
     return version
 
 
-def untrack(connection: sqlite3.Connection, found: Tracked) -> None:
+def untrack(connection: sqlite3.Connection, found: TrackedDefinition) -> None:
     """Drop the triggers, and put a `schema` change into the queue."""
     _drop_triggers(connection, found.version)
     connection.execute("UPDATE forge_version SET current = 0 WHERE id = ?", (found.version,))
@@ -273,7 +273,7 @@ def refresh(connection: sqlite3.Connection) -> list[str]:
     return changed
 
 
-def refresh_in(connection: sqlite3.Connection, seen: State) -> list[str]:
+def refresh_in(connection: sqlite3.Connection, seen: QueueState) -> list[str]:
     """Do the same within a transaction."""
     if seen.schema_version == schema_version(connection):
         return []
@@ -303,7 +303,7 @@ def refresh_in(connection: sqlite3.Connection, seen: State) -> list[str]:
     return changed
 
 
-def _in_order(connection: sqlite3.Connection, found: Tracked, own: Sequence[tuple[str, str, str]]) -> bool:
+def _in_order(connection: sqlite3.Connection, found: TrackedDefinition, own: Sequence[tuple[str, str, str]]) -> bool:
     """Tell whether a table has all its triggers, unchanged, and newer than the application's own."""
     if {name: sql for name, _, sql in own} != triggers(found.table, found.version):
         return False
@@ -314,13 +314,13 @@ def _in_order(connection: sqlite3.Connection, found: Tracked, own: Sequence[tupl
     return all(place < oldest for place, _ in foreign_triggers(connection, found.table.name))
 
 
-def _is_told_gone(connection: sqlite3.Connection, found: Tracked) -> bool:
+def _is_told_gone(connection: sqlite3.Connection, found: TrackedDefinition) -> bool:
     """Tell whether it was already reported that a tracked table is missing; it is tracked again when it comes back."""
     (current,) = connection.execute("SELECT current FROM forge_version WHERE id = ?", (found.version,)).fetchone()
     return bool(current == _GONE)
 
 
-def _still(connection: sqlite3.Connection, found: Tracked, name: str, kind: str) -> list[str]:
+def _still(connection: sqlite3.Connection, found: TrackedDefinition, name: str, kind: str) -> list[str]:
     """Return the excluded or masked columns that the table still has."""
     has = {column for (column,) in connection.execute("SELECT name FROM pragma_table_xinfo(?)", (name,))}
     return [column for column in found.table.columns_of([kind]) if column in has]

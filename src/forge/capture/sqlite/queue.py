@@ -17,11 +17,11 @@ from time import monotonic
 from typing import Final, NamedTuple, TypeVar
 
 from forge.capture.filters import Filter
-from forge.capture.source import Batch
-from forge.capture.sqlite.cursor import Cursor
-from forge.capture.sqlite.decode import SCHEMA, Decoder, Origin, Row, Stamp, instant, milliseconds, tolerant
-from forge.capture.sqlite.file import File, may_pass
-from forge.capture.sqlite.install import State, refresh, require, schema_version, tracked, versions
+from forge.capture.source import SourceBatch
+from forge.capture.sqlite.cursor import SqliteCursor
+from forge.capture.sqlite.decode import SCHEMA, FileOrigin, QueueDecoder, Row, Stamp, instant, milliseconds, tolerant
+from forge.capture.sqlite.file import SqliteFile, may_pass
+from forge.capture.sqlite.install import QueueState, refresh, require, schema_version, tracked, versions
 from forge.change import NO_CONTEXT, Change
 from forge.errors import CursorExpired, CursorForeign, SourceError
 from forge.values import Column
@@ -43,7 +43,7 @@ LOOK_AROUND: Final = 1.0
 """Seconds after which a wait checks whether the file is still the one that was opened."""
 
 
-class Head(NamedTuple):
+class QueueHead(NamedTuple):
     """The newest row."""
 
     id: int
@@ -61,20 +61,20 @@ def check_columns(connection: sqlite3.Connection, filter: Filter) -> None:
 class Queue:
     """Reads and removes rows. Two threads must not use it at once."""
 
-    def __init__(self, file: File, filter: Filter) -> None:
+    def __init__(self, file: SqliteFile, filter: Filter) -> None:
         self.file: Final = file
         self._filter = filter
         self._file_identity = file.identity()
         self._connection = file.connect()
         self._data_version = -1
         self._pause = SHORTEST
-        self._decoders: dict[int, Decoder] = {}
+        self._decoders: dict[int, QueueDecoder] = {}
         self._newest_version = 0
         self._wanted: list[int] = []
         with self._closing_on_error(), file.errors():
             if self.journal_mode() == "wal":
                 self._connection.execute("PRAGMA synchronous = NORMAL")
-            self.origin: Final = Origin(require(self._connection, file).identity, file.name)
+            self.origin: Final = FileOrigin(require(self._connection, file).identity, file.name)
 
     @contextmanager
     def _closing_on_error(self) -> Iterator[None]:
@@ -102,19 +102,21 @@ class Queue:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
 
-    def head(self) -> Cursor:
+    def head(self) -> SqliteCursor:
         """Return the cursor behind all that is committed."""
         with self.file.errors(), self.reading() as connection:
             found = newest(connection)
-            return Cursor(self.origin.identity, found.id, found.time)
+            return SqliteCursor(self.origin.identity, found.id, found.time)
 
-    def start(self) -> Cursor:
+    def start(self) -> SqliteCursor:
         """Return the cursor before all that is kept."""
         with self.file.errors(), self.reading() as connection:
             state = require(connection, self.file)
-            return Cursor(self.origin.identity, state.removed, milliseconds(state.removed_at) if state.removed else 0)
+            return SqliteCursor(
+                self.origin.identity, state.removed, milliseconds(state.removed_at) if state.removed else 0
+            )
 
-    def check(self, cursor: Cursor) -> None:
+    def check(self, cursor: SqliteCursor) -> None:
         """Raise CursorForeign or CursorExpired for a cursor that cannot be resumed here."""
         with self.file.errors(), self.reading() as connection:
             check(connection, require(connection, self.file), cursor, self.file)
@@ -131,7 +133,7 @@ class Queue:
             if seen.schema_version != schema_version(self._connection):
                 refresh(self._connection)
 
-    def read(self, after: Cursor, *, rows: int = PAGE) -> Batch | None:
+    def read(self, after: SqliteCursor, *, rows: int = PAGE) -> SourceBatch | None:
         """Return the next changes, at most `rows` rows of them; None if there are none.
 
         A batch without changes only advances the cursor, past rows that the filter does not want.
@@ -139,11 +141,11 @@ class Queue:
         with self.file.errors():
             return any_text(self._connection, lambda: self._read(after, rows))
 
-    def _read(self, after: Cursor, limit: int) -> Batch | None:
+    def _read(self, after: SqliteCursor, limit: int) -> SourceBatch | None:
         with self.reading() as connection:
             return self._read_in(connection, after, limit)
 
-    def _read_in(self, connection: sqlite3.Connection, after: Cursor, limit: int) -> Batch | None:
+    def _read_in(self, connection: sqlite3.Connection, after: SqliteCursor, limit: int) -> SourceBatch | None:
         state = require(connection, self.file)
         if state.identity != self.origin.identity or after.id < state.removed:
             check(connection, state, after, self.file)
@@ -163,7 +165,7 @@ class Queue:
         ]
         return self._batch(connection, cursors, until)
 
-    def _batch(self, connection: sqlite3.Connection, cursors: list[sqlite3.Cursor], until: int) -> Batch:
+    def _batch(self, connection: sqlite3.Connection, cursors: list[sqlite3.Cursor], until: int) -> SourceBatch:
         """Return the changes of rows up to an id, or up to the limit of bytes."""
         merged: Iterator[Row] = merge(*cursors, key=itemgetter(0))
         found: list[Change] = []
@@ -188,11 +190,11 @@ class Queue:
         for cursor in cursors:
             cursor.close()
         (stored,) = connection.execute("SELECT at FROM forge_queue WHERE id = ?", (until,)).fetchone()
-        return Batch(found, str(Cursor(self.origin.identity, until, milliseconds(stored))), columns)
+        return SourceBatch(found, str(SqliteCursor(self.origin.identity, until, milliseconds(stored))), columns)
 
     def _load(self, connection: sqlite3.Connection) -> None:
         for version, table in versions(connection, self._newest_version):
-            self._decoders[version] = Decoder(self.origin, table)
+            self._decoders[version] = QueueDecoder(self.origin, table)
             self._newest_version = version
             if self._filter.wants_table(SCHEMA, table.name):
                 self._wanted.append(version)
@@ -225,7 +227,7 @@ class Queue:
         """Tell whether the name still refers to the open file."""
         return self.file.identity() == self._file_identity
 
-    def remove(self, cursor: Cursor) -> None:
+    def remove(self, cursor: SqliteCursor) -> None:
         """Remove the rows up to a cursor."""
         connection = self._connection
         with self.file.errors():
@@ -297,17 +299,17 @@ def any_text(connection: sqlite3.Connection, read: Callable[[], Found]) -> Found
         connection.text_factory = str
 
 
-def newest(connection: sqlite3.Connection) -> Head:
+def newest(connection: sqlite3.Connection) -> QueueHead:
     """Return the newest row; there always is one, because tracking writes one and the newest is never removed."""
     row = connection.execute("SELECT id, at FROM forge_queue ORDER BY id DESC LIMIT 1").fetchone()
     if row is None:
         raise SourceError(
             "forge_queue was emptied by hand", fix="forge disable, then forge enable, the tables; then read them again"
         )
-    return Head(row[0], milliseconds(row[1]))
+    return QueueHead(row[0], milliseconds(row[1]))
 
 
-def check(connection: sqlite3.Connection, state: State, cursor: Cursor, file: File) -> None:
+def check(connection: sqlite3.Connection, state: QueueState, cursor: SqliteCursor, file: SqliteFile) -> None:
     """Check that the rows behind a cursor are all there, and of this file."""
     if cursor.file != state.identity:
         raise CursorForeign(
@@ -352,6 +354,6 @@ def _left(connection: sqlite3.Connection, until: int) -> bool:
     )
 
 
-def _slots(decoder: Decoder, has_updates: bool) -> str:
+def _slots(decoder: QueueDecoder, has_updates: bool) -> str:
     width = decoder.table.width * (2 if has_updates else 1)
     return "".join(f", v{slot}" for slot in range(width))

@@ -20,24 +20,24 @@ from typing import Any, Final
 
 from forge import wire
 from forge.capture.filters import Filter
-from forge.capture.source import Batch
-from forge.capture.sqlite.cursor import KIND, Cursor, Place
-from forge.capture.sqlite.decode import SCHEMA, Decoder, Origin, image_function, instant
-from forge.capture.sqlite.file import File
-from forge.capture.sqlite.install import Tracked, refresh, require, schema_version, tracked
+from forge.capture.source import SourceBatch
+from forge.capture.sqlite.cursor import KIND, SnapshotPosition, SqliteCursor
+from forge.capture.sqlite.decode import SCHEMA, FileOrigin, QueueDecoder, image_function, instant
+from forge.capture.sqlite.file import SqliteFile
+from forge.capture.sqlite.install import TrackedDefinition, refresh, require, schema_version, tracked
 from forge.capture.sqlite.queue import PAGE, any_text, by_bytes, check, check_columns, newest
-from forge.capture.sqlite.tables import Table, quoted
+from forge.capture.sqlite.tables import SqliteTable, quoted
 from forge.capture.sqlite.triggers import alias, image
-from forge.change import Change, Op, Source
+from forge.change import Change, ChangeSource, Op
 from forge.errors import CursorExpired
 
 AGAIN: Final = "begin a new snapshot"
 
 
-class Snapshot:
+class SqliteSnapshot:
     """A snapshot being read. Two threads must not use it at once."""
 
-    def __init__(self, file: File, filter: Filter, after: Cursor | None) -> None:
+    def __init__(self, file: SqliteFile, filter: Filter, after: SqliteCursor | None) -> None:
         self.file: Final = file
         self._filter = filter
         self._cursor = after
@@ -47,12 +47,12 @@ class Snapshot:
     def close(self) -> None:
         self._connection.close()
 
-    def next(self, *, rows: int = PAGE) -> Batch:
+    def next(self, *, rows: int = PAGE) -> SourceBatch:
         """Return the next page; the last one has no rows and a cursor outside of the snapshot."""
         with self.file.errors():
             return any_text(self._connection, lambda: self._next(rows))
 
-    def _next(self, limit: int) -> Batch:
+    def _next(self, limit: int) -> SourceBatch:
         connection = self._connection
         if not connection.in_transaction:
             self._begin()
@@ -85,10 +85,10 @@ class Snapshot:
             raise
         if self._cursor is None:
             head = newest(connection)
-            place = Place(time_ns() // 1_000_000, state.schema_version)
-            self._cursor = Cursor(state.identity, head.id, head.time, place)
+            place = SnapshotPosition(time_ns() // 1_000_000, state.schema_version)
+            self._cursor = SqliteCursor(state.identity, head.id, head.time, place)
 
-    def _page(self, limit: int) -> Batch:
+    def _page(self, limit: int) -> SourceBatch:
         connection = self._connection
         cursor = self._cursor
         assert cursor is not None
@@ -105,11 +105,11 @@ class Snapshot:
                 moved = place._replace(table=table.name, row=found[-1][:size])
                 self._cursor = cursor._replace(place=moved)
                 changes = self._changes(table, found, cursor, instant(place.at))
-                return Batch(changes, str(self._cursor), [table.columns] * len(changes))
+                return SourceBatch(changes, str(self._cursor), [table.columns] * len(changes))
         self._cursor = cursor._replace(place=None)
-        return Batch((), str(self._cursor))
+        return SourceBatch((), str(self._cursor))
 
-    def _tables(self, cursor: Cursor, head: int) -> list[Tracked]:
+    def _tables(self, cursor: SqliteCursor, head: int) -> list[TrackedDefinition]:
         """Return the tables still to be read; the first is the one that the snapshot is in."""
         assert cursor.place is not None
         found = []
@@ -138,10 +138,10 @@ class Snapshot:
                     f"the rows of {table.name} may have new numbers since the snapshot began: the schema changed",
                     fix=AGAIN,
                 )
-            found.append(Tracked(version, table))
+            found.append(TrackedDefinition(version, table))
         return found
 
-    def _undo(self, version: int, table: Table, since: int, head: int) -> None:
+    def _undo(self, version: int, table: SqliteTable, since: int, head: int) -> None:
         """Record for each row changed since the start its first change, and whether it existed before."""
         if self._undone is None or self._undone[0] != version:
             self._connection.execute("DROP TABLE IF EXISTS temp.forge_then")
@@ -163,7 +163,7 @@ class Snapshot:
         )
         self._undone = (version, head)
 
-    def _rows(self, version: int, table: Table, last: Sequence[Any], limit: int) -> list[tuple[Any, ...]]:
+    def _rows(self, version: int, table: SqliteTable, last: Sequence[Any], limit: int) -> list[tuple[Any, ...]]:
         """Return rows behind the last one, in order: their sort values, then their values; with a limit on bytes."""
         statement = _statement(table, behind=bool(last), undone=self._undone is not None)
         cursor = self._connection.execute(statement, (*last, *(last if self._undone else ()), limit))
@@ -171,10 +171,12 @@ class Snapshot:
         cursor.close()
         return found
 
-    def _changes(self, table: Table, rows: Sequence[tuple[Any, ...]], begun: Cursor, at: datetime) -> list[Change]:
-        origin = Origin(begun.file, self.file.name)
-        decoder = Decoder(origin, table)
-        source = Source(KIND, origin.name, str(begun.id))
+    def _changes(
+        self, table: SqliteTable, rows: Sequence[tuple[Any, ...]], begun: SqliteCursor, at: datetime
+    ) -> list[Change]:
+        origin = FileOrigin(begun.file, self.file.name)
+        decoder = QueueDecoder(origin, table)
+        source = ChangeSource(KIND, origin.name, str(begun.id))
         assert begun.place is not None
         start = f"{origin.identity}:{begun.id}.{begun.place.at:x}:{table.name}:"
         size = len(table.place)
@@ -188,7 +190,7 @@ class Snapshot:
         return [change for change in kept if change is not None]
 
 
-def _statement(table: Table, *, behind: bool, undone: bool) -> str:
+def _statement(table: SqliteTable, *, behind: bool, undone: bool) -> str:
     row = alias(table)
     names = [f"{row}.{quoted(name)}" for name, _, _ in table.place]
     collations = [quoted(collation) for _, collation, _ in table.place]

@@ -17,11 +17,11 @@ from typing import Final, Protocol, Self, TypeVar
 from forge.backoff import Backoff
 from forge.capture.capabilities import Capabilities
 from forge.capture.filters import Filter
-from forge.capture.source import Batch, Status
-from forge.capture.sqlite.cursor import KIND, Cursor
-from forge.capture.sqlite.file import PATIENCE, File, may_pass
+from forge.capture.source import SourceBatch, Status
+from forge.capture.sqlite.cursor import KIND, SqliteCursor
+from forge.capture.sqlite.file import PATIENCE, SqliteFile, may_pass
 from forge.capture.sqlite.queue import LOOK_AROUND, Queue
-from forge.capture.sqlite.snapshot import Snapshot
+from forge.capture.sqlite.snapshot import SqliteSnapshot
 from forge.errors import CursorInvalid, SourceError
 
 CAPABILITIES: Final = Capabilities(
@@ -51,7 +51,7 @@ class SqliteSource:
     capabilities: Final = CAPABILITIES
 
     def __init__(self, url: str, filter: Filter | None = None, *, patience: float = PATIENCE) -> None:
-        self._file = File(url, patience=patience)
+        self._file = SqliteFile(url, patience=patience)
         self._filter = filter or Filter()
         self._filter.check()
         self.name: Final = self._file.name
@@ -67,7 +67,7 @@ class SqliteSource:
         self._entered = False
         await asyncio.to_thread(self._close)
 
-    async def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
+    async def stream(self, after: str | None = None) -> AsyncGenerator[SourceBatch]:
         """Yield what is committed after the cursor, or from now on, without end."""
         cursor = None if after is None else _outside(after)
         stop = Event()
@@ -79,13 +79,13 @@ class SqliteSource:
                     place = cursor
                     batch = await run(lambda: follower.next(place))  # noqa: B023
                     if batch is not None:
-                        cursor = Cursor.parse(batch.cursor)
+                        cursor = SqliteCursor.parse(batch.cursor)
                         yield batch
             finally:
                 stop.set()
                 await run(follower.close)
 
-    async def until_now(self, after: str) -> AsyncGenerator[Batch]:
+    async def until_now(self, after: str) -> AsyncGenerator[SourceBatch]:
         """Yield what is committed after the cursor and before this call."""
         cursor = _outside(after)
         async with _thread(Event()) as run:
@@ -100,18 +100,18 @@ class SqliteSource:
                     batch = await run(lambda: queue.read(place))  # noqa: B023
                     if batch is None:
                         return
-                    cursor = Cursor.parse(batch.cursor)
+                    cursor = SqliteCursor.parse(batch.cursor)
                     yield batch
             finally:
                 await run(queue.close)
 
-    async def snapshot(self, after: str | None = None) -> AsyncGenerator[Batch]:
+    async def snapshot(self, after: str | None = None) -> AsyncGenerator[SourceBatch]:
         """Yield the rows of the tracked tables, then a batch that only moves the cursor out of the snapshot."""
-        cursor = None if after is None else Cursor.parse(after)
+        cursor = None if after is None else SqliteCursor.parse(after)
         if cursor is not None and cursor.place is None:
             raise CursorInvalid("the cursor does not stand inside a snapshot", fix="let stream() go on from it")
         async with _thread(Event()) as run:
-            reading = await run(lambda: Snapshot(self._file, self._filter, cursor))
+            reading = await run(lambda: SqliteSnapshot(self._file, self._filter, cursor))
             try:
                 inside = True
                 while inside:
@@ -131,7 +131,7 @@ class SqliteSource:
 
     async def ack(self, cursor: str) -> None:
         """Remove what is before the cursor; if others keep the file locked, leave it to the next call."""
-        parsed = Cursor.parse(cursor)
+        parsed = SqliteCursor.parse(cursor)
         try:
             await self._once(lambda queue: queue.remove(parsed))
         except SourceError as error:
@@ -190,7 +190,7 @@ class SqliteSource:
 class _Follower:
     """Reads without end, in a thread; opens the file again if it was replaced, and retries transient errors."""
 
-    def __init__(self, file: File, filter: Filter, stop: Event) -> None:
+    def __init__(self, file: SqliteFile, filter: Filter, stop: Event) -> None:
         self._file = file
         self._filter = filter
         self._stop = stop
@@ -199,7 +199,7 @@ class _Follower:
         self._failing_since: float | None = None
         self._backoff = Backoff(0.05, 2.0)
 
-    def begin(self, after: Cursor | None) -> Cursor:
+    def begin(self, after: SqliteCursor | None) -> SqliteCursor:
         """Open the file, and return where to start. Errors are raised at once here."""
         queue = self._open()
         queue.check_columns()
@@ -221,7 +221,7 @@ class _Follower:
             self._queue.close()
             self._queue = None
 
-    def next(self, after: Cursor) -> Batch | None:
+    def next(self, after: SqliteCursor) -> SourceBatch | None:
         """Return the next batch, or None if there is none within a second."""
         try:
             found = self._next(after)
@@ -232,7 +232,7 @@ class _Follower:
         self._backoff.reset()
         return found
 
-    def _next(self, after: Cursor) -> Batch | None:
+    def _next(self, after: SqliteCursor) -> SourceBatch | None:
         queue = self._queue
         if queue is None:
             queue = self._open()
@@ -277,8 +277,8 @@ async def _thread(stop: Event) -> AsyncIterator[_Run]:
         pool.shutdown(wait=False)
 
 
-def _outside(text: str) -> Cursor:
-    cursor = Cursor.parse(text)
+def _outside(text: str) -> SqliteCursor:
+    cursor = SqliteCursor.parse(text)
     if cursor.place is not None:
         raise CursorInvalid("the cursor stands inside a snapshot", fix="let snapshot() go on from it first")
     return cursor

@@ -1,6 +1,6 @@
 """The definition of a table: its columns, its key, the order of its rows, and its unique constraints.
 
-In: a connection. Out: a `Table`, which can be stored as JSON and compared with a later definition.
+In: a connection. Out: a `SqliteTable`, which can be stored as JSON and compared with a later definition.
 """
 
 import re
@@ -32,7 +32,7 @@ class Unique(msgspec.Struct, frozen=True):
     """The columns that decide it; None if they are unknown without parsing SQL."""
 
 
-class Table(msgspec.Struct, frozen=True):
+class SqliteTable(msgspec.Struct, frozen=True):
     """A tracked table. `kind` of a column is `plain`, `hidden` (excluded) or `masked`."""
 
     name: str
@@ -88,7 +88,7 @@ def names(connection: sqlite3.Connection) -> list[str]:
 
 def table(
     connection: sqlite3.Connection, asked: str, *, exclude: Sequence[str] = (), mask: Sequence[str] = ()
-) -> Table:
+) -> SqliteTable:
     """Return the table of this name; raise TrackingError if there is none, or it cannot be tracked."""
     bare = asked.removeprefix("main.")
     found = connection.execute(
@@ -120,7 +120,7 @@ def _reserved(name: str) -> bool:
 
 def _described(
     connection: sqlite3.Connection, name: str, without_rowid: bool, exclude: Sequence[str], mask: Sequence[str]
-) -> Table:
+) -> SqliteTable:
     info = connection.execute(
         "SELECT name, upper(type), pk FROM pragma_table_xinfo(?) WHERE hidden <> 1 ORDER BY cid", (name,)
     ).fetchall()
@@ -155,7 +155,7 @@ def _described(
         column
         for (column,) in connection.execute("SELECT name FROM pragma_table_xinfo(?) WHERE hidden IN (2, 3)", (name,))
     }
-    return Table(
+    return SqliteTable(
         name,
         tuple(Column(column, kind, kinds.get(column, "plain")) for column, kind, _ in info),
         key,

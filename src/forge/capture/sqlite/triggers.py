@@ -1,4 +1,4 @@
-"""Generate the triggers that write a table's changes into the queue. In: a `Table`. Out: SQL.
+"""Generate the triggers that write a table's changes into the queue. In: a `SqliteTable`. Out: SQL.
 
 A row of the queue holds values as SQLite holds them: `v0 …` are columns without a type, so whole numbers, floats, texts
 and blobs are copied bit by bit. An insert has the new row there, a delete the old one, an update the new one followed
@@ -18,7 +18,7 @@ insert replaces; on a table with such a trigger every written row is noted, whic
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from forge.capture.sqlite.tables import OWN, SECRET, Table, Unique, quoted
+from forge.capture.sqlite.tables import OWN, SECRET, SqliteTable, Unique, quoted
 
 NOTES: Final = 64
 """Maximum number of noted rows; one statement never has more than the table has unique keys."""
@@ -27,12 +27,12 @@ HEAD: Final = ("version", "op", "at", "context")
 NOW: Final = "julianday('now'), (SELECT text FROM forge_context)"
 
 
-def triggers(table: Table, version: int) -> dict[str, str]:
+def triggers(table: SqliteTable, version: int) -> dict[str, str]:
     """Return their names and texts."""
     return {name: f"CREATE TRIGGER {name} {body}" for name, body in _bodies(table, version)}
 
 
-def image(table: Table, row: str) -> list[str]:
+def image(table: SqliteTable, row: str) -> list[str]:
     """Return the values of a row, NEW, OLD or the alias of the table, as they go into the queue."""
     values = ["NULL" if column.kind in SECRET else f"{row}.{quoted(column.name)}" for column in table.columns]
     if table.numbered:
@@ -41,12 +41,12 @@ def image(table: Table, row: str) -> list[str]:
     return values
 
 
-def alias(table: Table) -> str:
+def alias(table: SqliteTable) -> str:
     """Return an alias of a table that does not hide NEW and OLD."""
     return quoted(table.name if table.name.lower() not in ("new", "old") else "forge_row")
 
 
-def _bodies(table: Table, version: int) -> Iterator[tuple[str, str]]:
+def _bodies(table: SqliteTable, version: int) -> Iterator[tuple[str, str]]:
     on = f"ON {quoted(table.name)}"
     name = f"{OWN}{version}"
     confirm, strike = _confirm(table, version), _strike(table, version)
@@ -70,11 +70,11 @@ def _bodies(table: Table, version: int) -> Iterator[tuple[str, str]]:
     yield f"{name}_key", f"AFTER UPDATE OF {names} {on} WHEN NOT ({same}) BEGIN {strike} {confirm} {log} END"
 
 
-def _decisive(table: Table) -> set[str]:
+def _decisive(table: SqliteTable) -> set[str]:
     return {column for unique in table.uniques for column in unique.columns or ()}
 
 
-def _watched(table: Table) -> list[str] | None:
+def _watched(table: SqliteTable) -> list[str] | None:
     """Return the names under which an update may set unique columns; None if any column may decide."""
     if table.meddled or any(unique.columns is None for unique in table.uniques):
         return None
@@ -93,7 +93,7 @@ def _log(version: int, op: str, values: Sequence[str]) -> str:
     )
 
 
-def _before(table: Table) -> list[str]:
+def _before(table: SqliteTable) -> list[str]:
     """Return the old image of an update; a secret column only tells whether it changed."""
     values = image(table, "OLD")
     for slot, column in enumerate(table.columns):
@@ -105,7 +105,7 @@ def _before(table: Table) -> list[str]:
     return values
 
 
-def _conflict(unique: Unique, table: Table) -> str:
+def _conflict(unique: Unique, table: SqliteTable) -> str:
     """Return a condition on a row of the table: it has the unique values that NEW will have."""
     row = alias(table)
     if all(term.startswith('"') for term in unique.terms):
@@ -124,7 +124,7 @@ def _conflict(unique: Unique, table: Table) -> str:
     return " AND ".join(parts)
 
 
-def _note(table: Table, version: int, conflicts: Sequence[str], others: str) -> str:
+def _note(table: SqliteTable, version: int, conflicts: Sequence[str], others: str) -> str:
     """Return the condition and body of a trigger that notes the rows that conflict with NEW."""
     row = alias(table)
     rows = f"FROM {quoted(table.name)} AS {row} WHERE "
@@ -141,7 +141,7 @@ def _note(table: Table, version: int, conflicts: Sequence[str], others: str) -> 
     )
 
 
-def _match(table: Table, conflicts: Sequence[str], others: str) -> str:
+def _match(table: SqliteTable, conflicts: Sequence[str], others: str) -> str:
     """Return a condition on a row of the table: it conflicts with NEW. Each conflict must use its index."""
     if all(unique.columns is not None for unique in table.uniques):
         return f"({' OR '.join(conflicts)}){others}"
@@ -153,7 +153,7 @@ def _match(table: Table, conflicts: Sequence[str], others: str) -> str:
     return f"({_parts(table, row)}) IN ({found})" if len(table.place) > 1 else f"{_parts(table, row)} IN ({found})"
 
 
-def _remember(table: Table, version: int) -> str:
+def _remember(table: SqliteTable, version: int) -> str:
     """Note the written row itself."""
     number = "NULL" if table.rowid is None else f"NEW.{quoted(table.rowid)}"
     slots = "".join(f", v{slot}" for slot in range(table.width))
@@ -163,15 +163,15 @@ def _remember(table: Table, version: int) -> str:
     )
 
 
-def _parts(table: Table, row: str) -> str:
+def _parts(table: SqliteTable, row: str) -> str:
     return ", ".join(f"{row}.{quoted(name)}" for name, _, _ in table.place)
 
 
-def _same_place(table: Table, row: str, other: str) -> str:
+def _same_place(table: SqliteTable, row: str, other: str) -> str:
     return " AND ".join(f"{row}.{quoted(name)} IS {other}.{quoted(name)}" for name, _, _ in table.place)
 
 
-def _noted(table: Table, row: str) -> str:
+def _noted(table: SqliteTable, row: str) -> str:
     """Return a condition: this note is of that row."""
     if table.rowid is not None:
         return f"forge_replaced.r = {row}.{quoted(table.rowid)}"
@@ -181,11 +181,11 @@ def _noted(table: Table, row: str) -> str:
     )
 
 
-def _strike(table: Table, version: int) -> str:
+def _strike(table: SqliteTable, version: int) -> str:
     return f"DELETE FROM forge_replaced WHERE version = {version} AND {_noted(table, 'OLD')};"
 
 
-def _confirm(table: Table, version: int) -> str:
+def _confirm(table: SqliteTable, version: int) -> str:
     """Log the noted rows that are gone as deleted, and remove the notes."""
     row = alias(table)
     slots = "".join(f", v{slot}" for slot in range(table.width))

@@ -12,7 +12,8 @@ decoders of a table's rows, `spool` keeps unfinished transactions, `session` str
 combines all of it.
 """
 
-from forge.capture.wal.slot import Limits
+from forge.capture.wal.slot import SlotLimits
+from forge.capture.wal.slot import SlotLimits as Limits
 from forge.capture.wal.source import WalSource
 
-__all__ = ["Limits", "WalSource"]
+__all__ = ["Limits", "SlotLimits", "WalSource"]

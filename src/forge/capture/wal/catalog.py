@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from forge.capture.wal.protocol import RelationColumn, RelationMessage
-from forge.capture.wal.relations import Facts, Relation
+from forge.capture.wal.relations import Facts, WalRelation
 from forge.capture.wal.slot import sql
 from forge.postgres.connection import AsyncConnection
 
@@ -11,18 +11,18 @@ from forge.postgres.connection import AsyncConnection
 class Published(NamedTuple):
     """A table of a publication: its number of 8 kB pages, and whether to read it without its inheriting children."""
 
-    relation: Relation
+    relation: WalRelation
     pages: int
     only: bool
 
 
-class Catalog:
+class RelationCatalog:
     """Relations by their definition: each is queried and compiled once."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[RelationMessage, tuple[str, ...]], Relation] = {}
+        self._known: dict[tuple[RelationMessage, tuple[str, ...]], WalRelation] = {}
 
-    async def relation(self, connection: AsyncConnection, message: RelationMessage) -> Relation:
+    async def relation(self, connection: AsyncConnection, message: RelationMessage) -> WalRelation:
         """Return the decoder of a table's rows from this message on."""
         found = await (await connection.execute(sql("relation").encode(), {"oid": message.oid})).fetchone()
         key, columns, generated = (tuple(part or ()) for part in found[:3]) if found is not None else ((), (), ())
@@ -31,7 +31,7 @@ class Catalog:
             asked = {"types": [c.type for c in message.columns], "modifiers": [c.modifier for c in message.columns]}
             types = await (await connection.execute(sql("types").encode(), asked)).fetchall()
             facts = Facts([(name, form) for name, form in types], key, columns, generated)
-            known = self._known[message, (*key, "|", *generated)] = Relation(message, facts)
+            known = self._known[message, (*key, "|", *generated)] = WalRelation(message, facts)
         return known
 
     async def columns(self, connection: AsyncConnection) -> list[tuple[str, str, list[str]]]:

@@ -1,4 +1,4 @@
-"""Decode pgoutput messages into Changes. `Decoder.rows` runs once per change, so it is written for speed.
+"""Decode pgoutput messages into Changes. `WalDecoder.rows` runs once per change, so it is written for speed.
 
 In: `w` messages in the server's order, outside of streamed blocks (`forge.capture.wal.spool` passes those on when they
 are committed). Out: changes, each with the columns of its table, and the position of a reader that has handled them.
@@ -22,8 +22,8 @@ import msgspec
 from forge.capture.wal import protocol
 from forge.capture.wal.position import Epoch, Timelines
 from forge.capture.wal.regions import read_before
-from forge.capture.wal.relations import Relation
-from forge.change import NO_CONTEXT, UNAVAILABLE, Change, Context, Op, Source
+from forge.capture.wal.relations import WalRelation
+from forge.change import NO_CONTEXT, UNAVAILABLE, Change, ChangeSource, Context, Op
 from forge.errors import DecodeError
 from forge.values import Column, too_deep
 
@@ -39,7 +39,7 @@ _u64 = struct.Struct(">Q").unpack
 Keep = Callable[[Change], Change | None]
 
 
-class Transaction(NamedTuple):
+class OpenTransaction(NamedTuple):
     """The transaction being decoded. `after` is the LSN of its last change that was handled before."""
 
     xid: int
@@ -48,7 +48,7 @@ class Transaction(NamedTuple):
     after: int = 0
     skipped: bool = False
     partly: bool = False
-    """Only changes selected by `Decoder.read_before` are left out."""
+    """Only changes selected by `WalDecoder.read_before` are left out."""
 
 
 class _Said(msgspec.Struct):
@@ -82,7 +82,7 @@ def context_of(content: bytes) -> Context | None:
     return found if found != NO_CONTEXT else NO_CONTEXT
 
 
-class Decoder:
+class WalDecoder:
     """Decodes one connection's messages. `changes` and `columns` grow until `take` empties them."""
 
     def __init__(self, name: str, system: str, timelines: Timelines, keep: Keep | None, xid: int) -> None:
@@ -91,7 +91,7 @@ class Decoder:
         self._timelines = timelines
         self._keep = keep
         self._near = xid
-        self.relations: dict[bytes, Relation | None] = {}
+        self.relations: dict[bytes, WalRelation | None] = {}
         """Relations by the bytes of their oid; None for a table that is not wanted."""
         self.fresh: set[bytes] = set()
         """Tables whose definition was sent but not yet compared with the known one."""
@@ -103,7 +103,7 @@ class Decoder:
         self.columns: list[tuple[Column, ...]] = []
         self.unfilled: list[int] = []
         """Indexes of changes that have a value that was stored out of line and did not change."""
-        self.transaction: Transaction | None = None
+        self.transaction: OpenTransaction | None = None
         self.epochs: tuple[Epoch, ...] = ()
         self.recent: deque[int] | None = None
         """Collects the numbers of recent transactions."""
@@ -128,7 +128,7 @@ class Decoder:
     def full_xid(self, xid: int) -> int:
         """Return a transaction's number with its epoch: the value nearest to the last one.
 
-        >>> decoder = Decoder("", "", Timelines(1), None, (3 << 32) + 5)
+        >>> decoder = WalDecoder("", "", Timelines(1), None, (3 << 32) + 5)
         >>> decoder.full_xid(7) - (3 << 32), decoder.full_xid(0xFFFFFFFE) - (2 << 32) == 0xFFFFFFFE
         (7, True)
         """
@@ -149,13 +149,13 @@ class Decoder:
                 seen = [epoch.seen.sees(number) for epoch in self.epochs]
                 skipped, partly = skipped or all(seen), any(seen)
                 self.read_before = read_before(self.epochs, seen, self._relation_of) if partly else None
-        self.transaction = Transaction(number, commit, protocol.time_of(at), after, skipped, partly)
+        self.transaction = OpenTransaction(number, commit, protocol.time_of(at), after, skipped, partly)
         self._context = NO_CONTEXT
         self._last, self._number = b"", 0
         self._ids = f"{self._system}-{self._timelines.of(commit)}:"
         self._positions = f"{commit:016x}."
 
-    def _relation_of(self, change: Change) -> Relation | None:
+    def _relation_of(self, change: Change) -> WalRelation | None:
         named = (each for each in self.relations.values() if each is not None)
         return next((each for each in named if (each.schema, each.table) == (change.schema, change.table)), None)
 
@@ -223,7 +223,7 @@ class Decoder:
                     row = relation.row(data, 33)
                     change = Change(
                         ids + word, Op.INSERT, relation.schema, relation.table,
-                        Source(KIND, name, positions + word, xid), at, relation.key(row), None, row, context,
+                        ChangeSource(KIND, name, positions + word, xid), at, relation.key(row), None, row, context,
                     )  # fmt: skip
                 elif kind == _UPDATE:
                     number += 1
@@ -243,7 +243,7 @@ class Decoder:
                     if split:
                         change = Change(
                             ids + word, Op.DELETE, relation.schema, relation.table,
-                            Source(KIND, name, positions + word, xid), at, relation.key(old), old, None, context,
+                            ChangeSource(KIND, name, positions + word, xid), at, relation.key(old), old, None, context,
                         )  # fmt: skip
                         gone = change if hold is None else hold(change)
                         if gone is not None and (keep is None or (gone := keep(gone)) is not None):
@@ -252,12 +252,12 @@ class Decoder:
                         word = f"{lsn.hex()}.{number:05d}"
                         change = Change(
                             ids + word, Op.INSERT, relation.schema, relation.table,
-                            Source(KIND, name, positions + word, xid), at, relation.key(row), None, row, context,
+                            ChangeSource(KIND, name, positions + word, xid), at, relation.key(row), None, row, context,
                         )  # fmt: skip
                     else:
                         change = Change(
                             ids + word, Op.UPDATE, relation.schema, relation.table,
-                            Source(KIND, name, positions + word, xid), at, relation.key(row), old, row, context,
+                            ChangeSource(KIND, name, positions + word, xid), at, relation.key(row), old, row, context,
                         )  # fmt: skip
                     if UNAVAILABLE in row.values():
                         unfilled.append(len(changes))
@@ -265,7 +265,7 @@ class Decoder:
                     old, _ = (relation.sized if data[30] == _OLD else relation.old)(data, 33)
                     change = Change(
                         ids + word, Op.DELETE, relation.schema, relation.table,
-                        Source(KIND, name, positions + word, xid), at, relation.key(old), old, None, context,
+                        ChangeSource(KIND, name, positions + word, xid), at, relation.key(old), old, None, context,
                     )  # fmt: skip
                 if hold is not None:
                     held = hold(change)
@@ -298,7 +298,7 @@ class Decoder:
         for oid in protocol.truncate(data).relations:
             self._whole(data, oid, Op.TRUNCATE)
 
-    def learn(self, oid: bytes, relation: Relation | None) -> None:
+    def learn(self, oid: bytes, relation: WalRelation | None) -> None:
         """Set a table's definition from here on; None for one that is not wanted."""
         self.relations[oid] = relation
         if relation is not None:
@@ -344,14 +344,14 @@ class Decoder:
             change = held
         self._add(change, relation)
 
-    def _change(self, relation: Relation, op: Op, word: str, place: str | None = None) -> Change:
+    def _change(self, relation: WalRelation, op: Op, word: str, place: str | None = None) -> Change:
         transaction = self.transaction
         assert transaction is not None
-        source = Source(KIND, self._name, self._positions + (place or word), str(transaction.xid))
+        source = ChangeSource(KIND, self._name, self._positions + (place or word), str(transaction.xid))
         ident = self._ids + word
         return Change(ident, op, relation.schema, relation.table, source, transaction.at, context=self._context)
 
-    def _add(self, change: Change, relation: Relation) -> None:
+    def _add(self, change: Change, relation: WalRelation) -> None:
         kept = change if self._keep is None else self._keep(change)
         if kept is not None:
             self.changes.append(kept)

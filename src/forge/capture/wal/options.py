@@ -8,7 +8,7 @@ from forge.capture.capabilities import Part
 from forge.capture.filters import Filter
 from forge.capture.urls import split_option
 from forge.capture.wal import slot as slots
-from forge.capture.wal.slot import Limits
+from forge.capture.wal.slot import SlotLimits
 from forge.config import size
 from forge.errors import ConfigError
 
@@ -16,7 +16,7 @@ Plugin = Literal["pgoutput", "wal2json"]
 PLUGINS: Final = ("pgoutput", "wal2json")
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class WalOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The arguments of `WalSource`; `slot` and `publication` are None if Forge names them."""
 
     url: str
@@ -25,7 +25,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     publication: str | None
     plugin: str
     """Empty if none was requested."""
-    limits: Limits
+    limits: SlotLimits
     heartbeat: float
     interval: float
     streaming: bool
@@ -59,7 +59,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _limits(limits: Limits, limit: str | None, act: str | None) -> Limits:
+def _limits(limits: SlotLimits, limit: str | None, act: str | None) -> SlotLimits:
     """Return the limits, overridden by those of a URL."""
     if limit is not None:
         most = size(limit)

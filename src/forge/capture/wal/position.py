@@ -9,13 +9,13 @@ last handled change. It belongs to a server, a timeline, a database and a slot, 
 `more` has what a stream needs to be the same wherever it starts: digests of the tables' definitions, the snapshots
 whose transactions are not to be streamed again, and, with a `+`, what a snapshot still has to read.
 
->>> here = Place("7310000000000000001", 1, 16384, "forge_shop", 0x16B3748)
+>>> here = WalCursor("7310000000000000001", 1, 16384, "forge_shop", 0x16B3748)
 >>> str(here)
 'wal1_7310000000000000001-1-16384-forge_shop_0/16B3748'
->>> Place.parse(str(here)) == here
+>>> WalCursor.parse(str(here)) == here
 True
 >>> inside = here.moved(0x16B3748, inside=0x16B3700, more=More(known={16400: b"abc"}))
->>> Place.parse(str(inside)) == inside
+>>> WalCursor.parse(str(inside)) == inside
 True
 """
 
@@ -93,7 +93,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _NOTHING: Final = More()
 
 
-class Place(msgspec.Struct, frozen=True):
+class WalCursor(msgspec.Struct, frozen=True):
     """A cursor; `more` is its text, so that streaming does not encode it for each batch."""
 
     system: str
@@ -107,7 +107,7 @@ class Place(msgspec.Struct, frozen=True):
     more: str = ""
 
     @classmethod
-    def parse(cls, value: str) -> "Place":
+    def parse(cls, value: str) -> "WalCursor":
         """Read the text form; raise CursorInvalid for anything else."""
         match = _FORM.fullmatch(value.strip())
         if match is None:
@@ -155,9 +155,11 @@ class Place(msgspec.Struct, frozen=True):
         except (ValueError, msgspec.DecodeError):
             raise _invalid(str(self)) from None
 
-    def moved(self, lsn: int, *, inside: int | None = None, begin: int | None = None, more: More = _NOTHING) -> "Place":
+    def moved(
+        self, lsn: int, *, inside: int | None = None, begin: int | None = None, more: More = _NOTHING
+    ) -> "WalCursor":
         """Return the same reader at another position."""
-        return Place(self.system, self.timeline, self.database, self.slot, lsn, inside, begin, more_text(more))
+        return WalCursor(self.system, self.timeline, self.database, self.slot, lsn, inside, begin, more_text(more))
 
 
 def more_text(more: More) -> str:

@@ -77,7 +77,7 @@ class RelationMessage(NamedTuple):
     columns: tuple[RelationColumn, ...]
 
 
-class Message(NamedTuple):
+class LogicalMessage(NamedTuple):
     """A message written by pg_logical_emit_message."""
 
     transactional: bool
@@ -159,10 +159,10 @@ def relation(data: bytes) -> RelationMessage:
     return RelationMessage(oid, schema or "pg_catalog", table, identity, tuple(columns))
 
 
-def message(data: bytes) -> Message:
+def message(data: bytes) -> LogicalMessage:
     prefix, place = _text(data, HEAD + 10)
     (size,) = _u32(data, place)
-    return Message(bool(data[HEAD + 1] & 1), _u64(data, HEAD + 2)[0], prefix, data[place + 4 : place + 4 + size])
+    return LogicalMessage(bool(data[HEAD + 1] & 1), _u64(data, HEAD + 2)[0], prefix, data[place + 4 : place + 4 + size])
 
 
 def truncate(data: bytes) -> Truncate:

@@ -26,7 +26,7 @@ from psycopg import sql as q
 
 from forge.capture.capabilities import Part
 from forge.capture.filters import Filter
-from forge.capture.wal.slot import Server, sql
+from forge.capture.wal.slot import WalServer, sql
 from forge.change import Op
 from forge.errors import SourceError
 from forge.postgres.connection import AsyncConnection
@@ -98,7 +98,7 @@ def parts_of(comment: str) -> tuple[Part, ...]:
 
 
 async def ensure(
-    connection: AsyncConnection, name: str, filter: Filter, server: Server, push: Collection[Part]
+    connection: AsyncConnection, name: str, filter: Filter, server: WalServer, push: Collection[Part]
 ) -> Publication:
     """Return the publication of that name; create it if there is none."""
     row = await (await connection.execute(sql("publication").encode(), {"name": name})).fetchone()
@@ -152,7 +152,7 @@ def _other(name: str) -> SourceError:
 
 
 async def _create(
-    connection: AsyncConnection, name: str, filter: Filter, server: Server, push: Collection[Part]
+    connection: AsyncConnection, name: str, filter: Filter, server: WalServer, push: Collection[Part]
 ) -> Publication:
     tables, schemas = await _resolved(connection, filter)
     if schemas and server.version < 150000:
@@ -219,7 +219,7 @@ async def _details(
     connection: AsyncConnection,
     tables: dict[int, tuple[str, str]],
     filter: Filter,
-    server: Server,
+    server: WalServer,
     push: Collection[Part],
     parts: list[Part],
 ) -> list[q.Composable]:

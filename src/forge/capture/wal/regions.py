@@ -14,18 +14,18 @@ from typing import Any, Final
 import msgspec
 
 from forge.capture.wal.position import Epoch, Rest, Unit
-from forge.capture.wal.relations import Relation
+from forge.capture.wal.relations import WalRelation
 from forge.change import Change, Op, text
 
 _ORDERED: Final = ("int", "text", "bool", "numeric", "float", "bytea", "timestamp", "timestamptz")
 
 
-def ordered(relation: Relation) -> bool:
+def ordered(relation: WalRelation) -> bool:
     """Tell whether the rows of a table can be read in parts."""
     return bool(relation.key_names) and all(relation.forms[name] in _ORDERED for name in relation.key_names)
 
 
-def order_texts(relation: Relation, key: Mapping[str, Any]) -> tuple[str, ...]:
+def order_texts(relation: WalRelation, key: Mapping[str, Any]) -> tuple[str, ...]:
     """Return a key as COPY prints it."""
     return tuple(_copied(relation.forms[name], key[name]) for name in relation.key_names)
 
@@ -43,14 +43,14 @@ def _copied(form: str, value: Any) -> str:
     return value if isinstance(value, str) else text(value)
 
 
-def _place(relation: Relation, texts: Sequence[str]) -> tuple[Any, ...]:
+def _place(relation: WalRelation, texts: Sequence[str]) -> tuple[Any, ...]:
     return tuple(
         int(word) if relation.forms[name] == "int" else word.encode()
         for name, word in zip(relation.key_names, texts, strict=False)
     )
 
 
-def unit_holds(unit: Unit, relation: Relation, key: Mapping[str, Any]) -> bool:
+def unit_holds(unit: Unit, relation: WalRelation, key: Mapping[str, Any]) -> bool:
     """Tell whether a row was still to be read."""
     if unit.low is None and unit.high is None and unit.last is None:
         return True
@@ -62,7 +62,7 @@ def unit_holds(unit: Unit, relation: Relation, key: Mapping[str, Any]) -> bool:
     return unit.last is None or here > _place(relation, unit.last)
 
 
-def left(rest: Rest, relation: Relation, key: Mapping[str, Any] | None) -> bool:
+def left(rest: Rest, relation: WalRelation, key: Mapping[str, Any] | None) -> bool:
     """Tell whether a row of a table was left to read."""
     if rest.finished:
         return False
@@ -78,7 +78,7 @@ def whole(rest: Rest, oid: int) -> bool:
 
 
 def read_before(
-    epochs: Sequence[Epoch], sees: Sequence[bool], relation_of: Callable[[Change], Relation | None]
+    epochs: Sequence[Epoch], sees: Sequence[bool], relation_of: Callable[[Change], WalRelation | None]
 ) -> Callable[[Change], Change | None]:
     """Return a filter that drops changes of one transaction that a snapshot's rows show; `sees` marks its epochs."""
 

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from forge.capture.wal.protocol import RelationMessage
 from forge.capture.wal.texts import decoder, kind_of
-from forge.change import UNAVAILABLE, Change, Op, Source, same
+from forge.change import UNAVAILABLE, Change, ChangeSource, Op, same
 from forge.values import Column
 
 Row = dict[str, Any]
@@ -43,7 +43,7 @@ class Facts(NamedTuple):
     generated: Sequence[str] = ()
 
 
-class Relation:
+class WalRelation:
     """One version of one table. `row`, `sized` and `old` decode the tuple whose columns begin at an offset in a
     message.
 
@@ -119,7 +119,7 @@ def _names(sent: Sequence[str], facts: Facts) -> Sequence[str]:
 
 
 def _compile(
-    relation: Relation, sent: Sequence[tuple[str, str]], names: Sequence[str], identity: Sequence[str]
+    relation: WalRelation, sent: Sequence[tuple[str, str]], names: Sequence[str], identity: Sequence[str]
 ) -> None:
     """Generate the functions of a table as Python code and compile them."""
     scope: dict[str, Any] = {
@@ -127,7 +127,7 @@ def _compile(
         "head": struct.Struct(">BI").unpack_from,
         "UNAVAILABLE": UNAVAILABLE,
         "Change": Change,
-        "Source": Source,
+        "ChangeSource": ChangeSource,
         "INSERT": Op.INSERT,
         **{f"f{n}": decoder(form) for n, (_, form) in enumerate(sent)},
     }
@@ -164,7 +164,7 @@ def _compile(
         "        p = 33",
         *(f"    {line}" for line in new),
         f"        add(Change(ids + word, INSERT, {relation.schema!r}, {relation.table!r},",
-        f"            Source('wal', name, positions + word, xid), at, {inserted}, None, {row}, context))",
+        f"            ChangeSource('wal', name, positions + word, xid), at, {inserted}, None, {row}, context))",
         "        room -= 1",
         "        place += 1",
         "    return place, last, number",

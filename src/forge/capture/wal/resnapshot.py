@@ -18,7 +18,7 @@ from psycopg import sql as q
 from forge.capture.wal.catalog import Published
 from forge.capture.wal.position import Unit, lsn_text
 from forge.capture.wal.regions import order_texts
-from forge.capture.wal.relations import Relation, Row
+from forge.capture.wal.relations import Row, WalRelation
 from forge.capture.wal.snapshot import flushed, selection, split, take
 from forge.change import Change, Op
 from forge.cursor import Snapshot
@@ -32,7 +32,7 @@ RECENT: Final = 4_096
 class Chunk:
     """Rows as one snapshot shows them; `until` is an LSN behind all that it shows."""
 
-    def __init__(self, relation: Relation, rows: Sequence[Row], seen: Snapshot, until: int, at: int) -> None:
+    def __init__(self, relation: WalRelation, rows: Sequence[Row], seen: Snapshot, until: int, at: int) -> None:
         self.relation: Final = relation
         self.rows: Final = rows
         self.seen: Final = seen

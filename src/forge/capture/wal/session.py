@@ -10,15 +10,15 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Final
 
 from forge.capture.filters import Filter
-from forge.capture.source import Batch
+from forge.capture.source import SourceBatch
 from forge.capture.wal import protocol, wal2json
-from forge.capture.wal.catalog import Catalog
+from forge.capture.wal.catalog import RelationCatalog
 from forge.capture.wal.connection import ReplicationConnection
-from forge.capture.wal.decode import Decoder
-from forge.capture.wal.position import More, Place, Timelines, more_text, remembered
-from forge.capture.wal.relations import Relation
+from forge.capture.wal.decode import WalDecoder
+from forge.capture.wal.position import More, Timelines, WalCursor, more_text, remembered
+from forge.capture.wal.relations import WalRelation
 from forge.capture.wal.resnapshot import Resnapshots
-from forge.capture.wal.spool import Spool
+from forge.capture.wal.spool import TransactionSpool
 from forge.capture.wal.toast import Filler
 from forge.capture.wal.wal2json import Translator
 from forge.errors import SourceError
@@ -36,23 +36,23 @@ _KEEP_ALIVE: Final = ord("k")
 _STREAM_STOP: Final = ord("E")
 
 
-class Session:
+class WalSession:
     """The state of one connection."""
 
     def __init__(
         self,
         connection: ReplicationConnection,
         control: AsyncConnection,
-        catalog: Catalog,
-        decoder: Decoder,
+        catalog: RelationCatalog,
+        decoder: WalDecoder,
         timelines: Timelines,
-        place: Place,
+        place: WalCursor,
         *,
         wants: "Wants",
         filler: Filler | None,
         heartbeat: float,
         again: Resnapshots,
-        shown: Callable[[Resnapshots, str], Batch],
+        shown: Callable[[Resnapshots, str], SourceBatch],
         translator: Translator | None = None,
     ) -> None:
         self._connection = connection
@@ -77,10 +77,10 @@ class Session:
         self.resume = place
         """Where the next session resumes: behind what was delivered, and what had no changes."""
         self._bytes = 0
-        self._streamed: dict[int, Spool] = {}
-        self._block: Spool | None = None
-        self._preparing: Spool | None = None
-        self._prepared: dict[str, tuple[int, Spool]] = {}
+        self._streamed: dict[int, TransactionSpool] = {}
+        self._block: TransactionSpool | None = None
+        self._preparing: TransactionSpool | None = None
+        self._prepared: dict[str, tuple[int, TransactionSpool]] = {}
 
     def close(self) -> None:
         """Drop unfinished transactions; the server sends them again."""
@@ -89,7 +89,7 @@ class Session:
         if self._preparing is not None:
             self._preparing.close()
 
-    async def batches(self) -> AsyncGenerator[Batch]:
+    async def batches(self) -> AsyncGenerator[SourceBatch]:
         """Yield batches without end; empty batches advance the cursor while nothing happens here."""
         loop = asyncio.get_running_loop()
         decoder, receive = self._decoder, self._connection.receive
@@ -118,7 +118,7 @@ class Session:
                 beat = loop.time() + self._heartbeat
                 if decoder.transaction is None and not decoder.changes and self.place != told:
                     told = self.place = self._moved(self.place.lsn)
-                    yield Batch((), str(self.place))
+                    yield SourceBatch((), str(self.place))
                 self._connection.ask()
 
     async def _translated(self, messages: Sequence[bytes], translator: Translator) -> list[bytes]:
@@ -135,7 +135,7 @@ class Session:
             found.append(translator.message(data, event))
         return found
 
-    async def _apply(self, messages: Sequence[bytes]) -> AsyncGenerator[Batch]:
+    async def _apply(self, messages: Sequence[bytes]) -> AsyncGenerator[SourceBatch]:
         """Handle messages; yield a batch whenever one is full."""
         decoder = self._decoder
         count, at = len(messages), 0
@@ -187,7 +187,7 @@ class Session:
             at += 1
         return at
 
-    async def _control_message(self, data: bytes) -> Spool | None:
+    async def _control_message(self, data: bytes) -> TransactionSpool | None:
         """Handle a message that is not a row; return the spool of a committed transaction that must be decoded."""
         decoder, kind = self._decoder, data[25:26]
         match kind:
@@ -205,7 +205,7 @@ class Session:
             case b"S":
                 xid, first = protocol.stream_start(data)
                 if first or xid not in self._streamed:
-                    self._streamed[xid] = Spool()
+                    self._streamed[xid] = TransactionSpool()
                 self._block = self._streamed[xid]
             case b"E":
                 self._block = None
@@ -224,9 +224,9 @@ class Session:
                 raise SourceError(f"the server sent an unknown message {kind!r}", fix="upgrade Forge, or use feed=log")
         return None
 
-    def _two_phase(self, kind: bytes, data: bytes) -> Spool | None:
+    def _two_phase(self, kind: bytes, data: bytes) -> TransactionSpool | None:
         if kind == b"b":
-            self._preparing = Spool()
+            self._preparing = TransactionSpool()
         elif kind == b"P":
             assert self._preparing is not None
             found = protocol.prepared(data)
@@ -280,7 +280,7 @@ class Session:
         if found.wants_reply:
             self._connection.send_status()
 
-    async def _relation(self, message: protocol.RelationMessage) -> Relation | None:
+    async def _relation(self, message: protocol.RelationMessage) -> WalRelation | None:
         if not self._wants(message.schema, message.table):
             return None
         return await self._catalog.relation(self._control, message)
@@ -288,7 +288,7 @@ class Session:
     def _moved_to(self, lsn: int) -> None:
         """Note that everything before the LSN was handled, or is decoded and not yet taken."""
         if lsn > self.place.lsn or (lsn == self.place.lsn and self.place.inside is not None):
-            self.place = Place(
+            self.place = WalCursor(
                 self._first.system, self._timelines.current, self._first.database, self._first.slot, lsn, None,
                 self._oldest_prepared(lsn), self.place.more,
             )  # fmt: skip
@@ -300,7 +300,7 @@ class Session:
         oldest = min((found for found, _ in self._prepared.values()), default=lsn)
         return oldest if oldest < lsn else None
 
-    def _moved(self, lsn: int, inside: int | None = None) -> Place:
+    def _moved(self, lsn: int, inside: int | None = None) -> WalCursor:
         """Return the position for a cursor."""
         decoder = self._decoder
         if decoder.epochs and decoder.transaction is None and lsn >= decoder.epochs[-1].until:
@@ -309,12 +309,12 @@ class Session:
         if state != self._encoded:
             self._encoded = state
             self._more = more_text(More(remembered(decoder.known), decoder.epochs))
-        return Place(
+        return WalCursor(
             self._first.system, self._timelines.of(lsn), self._first.database, self._first.slot, lsn, inside,
             self._oldest_prepared(lsn), self._more,
         )  # fmt: skip
 
-    async def _batch(self, *, inside: bool = False) -> Batch:
+    async def _batch(self, *, inside: bool = False) -> SourceBatch:
         """Return what was decoded, with the cursor behind it."""
         decoder = self._decoder
         transaction = decoder.transaction
@@ -330,7 +330,7 @@ class Session:
         else:
             self.place = self._moved(self.place.lsn)
         self.resume = self.place
-        return Batch(changes, str(self.place), columns)
+        return SourceBatch(changes, str(self.place), columns)
 
 
 class Wants:

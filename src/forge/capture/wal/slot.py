@@ -2,7 +2,7 @@
 fix.
 
 A slot keeps the WAL that its reader has not acknowledged, whether anything reads it or not. So its lag is measured, and
-beyond a limit an action is taken: `Limits`.
+beyond a limit an action is taken: `SlotLimits`.
 """
 
 import re
@@ -34,7 +34,7 @@ def sql(name: str) -> str:
     return queries("forge.capture.wal", "queries.sql")[name]
 
 
-class Limits(msgspec.Struct, frozen=True):
+class SlotLimits(msgspec.Struct, frozen=True):
     """The WAL that a slot may keep: above `warn` bytes a warning, above `most` the action `act`."""
 
     warn: int = GIGABYTE
@@ -73,7 +73,7 @@ class Slot(msgspec.Struct, frozen=True):
     def confirmed_lsn(self) -> int:
         return 0 if self.confirmed is None else wal_position(self.confirmed)
 
-    def warnings(self, limits: Limits) -> tuple[str, ...]:
+    def warnings(self, limits: SlotLimits) -> tuple[str, ...]:
         """Return warnings for its reader."""
         found = []
         kept = self.retained
@@ -172,7 +172,7 @@ def wal_level_wrong(found: str | None) -> SourceError:
     )
 
 
-class Server(msgspec.Struct, frozen=True):
+class WalServer(msgspec.Struct, frozen=True):
     """Facts needed about a server before its WAL is read."""
 
     version: int
@@ -196,10 +196,10 @@ class Server(msgspec.Struct, frozen=True):
             raise wal_level_wrong(self.wal_level)
 
 
-async def server(connection: AsyncConnection) -> Server:
+async def server(connection: AsyncConnection) -> WalServer:
     async with connection.cursor(row_factory=dict_row) as rows:
         await rows.execute(sql("server").encode())
-        return msgspec.convert(await rows.fetchone(), Server)
+        return msgspec.convert(await rows.fetchone(), WalServer)
 
 
 async def found(connection: AsyncConnection, name: str | None = None) -> list[Slot]:

@@ -16,7 +16,7 @@ from psycopg import sql as q
 from forge.capture.wal.catalog import Published
 from forge.capture.wal.position import Rest, Unit
 from forge.capture.wal.regions import ordered
-from forge.capture.wal.relations import Relation, Row
+from forge.capture.wal.relations import Row, WalRelation
 from forge.capture.wal.slot import open_control, sql
 from forge.cursor import wal_position
 from forge.postgres.connection import AsyncConnection
@@ -28,10 +28,10 @@ LARGE: Final = 4_096
 _ESCAPES: Final = {98: 8, 102: 12, 110: 10, 114: 13, 116: 9, 118: 11}
 
 
-class Page(msgspec.Struct):
+class SnapshotPage(msgspec.Struct):
     """Rows of one part of a table; `last` is the key of the last of them, None if keys have no order."""
 
-    relation: Relation
+    relation: WalRelation
     unit: int
     rows: list[Row]
     last: tuple[str, ...] | None
@@ -67,7 +67,7 @@ async def flushed(connection: AsyncConnection, lsn: str) -> None:
     await connection.execute(sql("flush").encode())
 
 
-class Rows:
+class SnapshotRows:
     """Reads the rest of the tables, in parallel. `rest` is always what has not been delivered."""
 
     def __init__(self, url: str, slot: str, publication: str, *, workers: int, pushed_rows: bool) -> None:
@@ -84,13 +84,13 @@ class Rows:
     def rest(self) -> Rest:
         return Rest(self._done, tuple(self._units.values()))
 
-    async def pages(self, snapshot: str, tables: Mapping[int, Published], rest: Rest) -> AsyncGenerator[Page]:
+    async def pages(self, snapshot: str, tables: Mapping[int, Published], rest: Rest) -> AsyncGenerator[SnapshotPage]:
         """Yield everything that is left, page by page; parts come interleaved."""
         self._done = rest.done
         waiting = [self._add(unit) for unit in rest.units if unit.table in tables]
         later = [oid for oid in tables if oid > rest.done]
         workers = max(1, min(self._workers, len(waiting) + sum(_pieces(tables[oid]) for oid in later)))
-        pages: asyncio.Queue[Page | Exception | None] = asyncio.Queue(self._workers * 2)
+        pages: asyncio.Queue[SnapshotPage | Exception | None] = asyncio.Queue(self._workers * 2)
 
         async def work(connection: AsyncConnection) -> None:
             try:
@@ -164,7 +164,7 @@ class Rows:
         number: int,
         unit: Unit,
         table: Published,
-        pages: "asyncio.Queue[Page | Exception | None]",
+        pages: "asyncio.Queue[SnapshotPage | Exception | None]",
     ) -> None:
         relation = table.relation
         statement = selection(table, unit, await self._condition(connection, relation))
@@ -173,9 +173,9 @@ class Rows:
         rows: list[Row] = []
         size, fields = 0, list[bytes | None]()
 
-        def page(ended: bool) -> Page:
+        def page(ended: bool) -> SnapshotPage:
             last = tuple((fields[n] or b"").decode() for n in where) if keyed and fields else unit.last
-            return Page(relation, number, rows, last, ended)
+            return SnapshotPage(relation, number, rows, last, ended)
 
         cursor = connection.cursor()
         async with cursor.copy(q.SQL("COPY ({}) TO STDOUT").format(statement)) as copy:
@@ -188,7 +188,7 @@ class Rows:
                     rows, size = [], 0
         await pages.put(page(ended=True))
 
-    async def _condition(self, connection: AsyncConnection, relation: Relation) -> str | None:
+    async def _condition(self, connection: AsyncConnection, relation: WalRelation) -> str | None:
         if not self._pushed_rows:
             return None
         asked = {"publication": self._publication, "schema": relation.schema, "table": relation.table}
@@ -225,7 +225,7 @@ def unescaped(field: bytes) -> bytes:
     return bytes(found)
 
 
-def order_by(relation: Relation, name: str) -> q.Composable:
+def order_by(relation: WalRelation, name: str) -> q.Composable:
     """Return the expression that orders rows by a column as `regions` does."""
     column = q.Identifier(name)
     type_name = next(c.type for c in relation.columns if c.name == name)
@@ -236,7 +236,7 @@ def order_by(relation: Relation, name: str) -> q.Composable:
     return q.SQL("format('%s', {}) COLLATE \"C\"").format(column)
 
 
-def _constant(relation: Relation, name: str, word: str) -> q.Composable:
+def _constant(relation: WalRelation, name: str, word: str) -> q.Composable:
     type_name = next(c.type for c in relation.columns if c.name == name)
     if relation.forms[name] == "int":
         return q.SQL("{}::bigint").format(q.Literal(word))

@@ -16,18 +16,18 @@ import psycopg
 from forge.backoff import Backoff
 from forge.capture.capabilities import Capabilities, Part
 from forge.capture.filters import Filter
-from forge.capture.source import Batch, Status
+from forge.capture.source import SourceBatch, Status
 from forge.capture.wal import publication as publications
 from forge.capture.wal import slot as slots
 from forge.capture.wal.decode import KIND
-from forge.capture.wal.options import Options, Plugin
-from forge.capture.wal.position import Epoch, More, Place, Rest, lsn_text, more_text
+from forge.capture.wal.options import Plugin, WalOptions
+from forge.capture.wal.position import Epoch, More, Rest, WalCursor, lsn_text, more_text
 from forge.capture.wal.reads import Reads
 from forge.capture.wal.regions import ordered
 from forge.capture.wal.resnapshot import Resnapshots
 from forge.capture.wal.session import Wants
-from forge.capture.wal.slot import Limits, explain, sql
-from forge.capture.wal.snapshot import Page, Rows, flushed, take
+from forge.capture.wal.slot import SlotLimits, explain, sql
+from forge.capture.wal.snapshot import SnapshotPage, SnapshotRows, flushed, take
 from forge.capture.wal.upstream import Upstream, end_of_wal
 from forge.cursor import Snapshot, wal_position
 from forge.errors import CursorInvalid, SlotInUse, SourceError, one_line
@@ -39,7 +39,7 @@ ALIVE: Final = 5.0
 """Seconds between status updates, also while the consumer is slow."""
 _log = logging.getLogger("forge.capture.wal")
 
-LIMITS: Final = Limits()
+LIMITS: Final = SlotLimits()
 
 
 class WalSource:
@@ -54,7 +54,7 @@ class WalSource:
         *,
         slot: str | None = None,
         publication: str | None = None,
-        limits: Limits = LIMITS,
+        limits: SlotLimits = LIMITS,
         heartbeat: float = 10.0,
         interval: float = ALIVE,
         streaming: bool = True,
@@ -64,7 +64,7 @@ class WalSource:
         push: Collection[Part] = (),
         plugin: Plugin | None = None,
     ) -> None:
-        options = Options(
+        options = WalOptions(
             url=url,
             filter=filter or Filter(),
             slot=slot,
@@ -119,7 +119,7 @@ class WalSource:
             server, slot, publication = await self._upstream.ready(control)
             return str(await self._upstream.here(control, server, slot, publication))
 
-    async def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
+    async def stream(self, after: str | None = None) -> AsyncGenerator[SourceBatch]:
         """Yield what is committed after the cursor, or from now on, without end."""
         self._filter.check()
         place = None if after is None else _outside(after)
@@ -152,7 +152,7 @@ class WalSource:
             except psycopg.Error as error:
                 raise explain(error, self._upstream.slot or "") or translate(error) or error from error
 
-    async def snapshot(self, after: str | None = None) -> AsyncGenerator[Batch]:
+    async def snapshot(self, after: str | None = None) -> AsyncGenerator[SourceBatch]:
         """Yield the rows of the published tables as of one moment, then a batch that moves out of the snapshot.
 
         A snapshot resumed after an interruption reads the rest as of that time; the stream that follows leaves out
@@ -167,7 +167,7 @@ class WalSource:
                     async for batch in batches:
                         connected = True
                         backoff.reset()
-                        place = Place.parse(batch.cursor)
+                        place = WalCursor.parse(batch.cursor)
                         with closing:
                             yield batch
                 return
@@ -181,7 +181,7 @@ class WalSource:
 
     async def ack(self, cursor: str) -> None:
         """Acknowledge a cursor that the consumer has saved: the server may forget the WAL before it."""
-        await self._upstream.ack(Place.parse(cursor))
+        await self._upstream.ack(WalCursor.parse(cursor))
 
     async def resnapshot(self, tables: Collection[str]) -> None:
         """Read tables again during streaming: their rows come in the stream's batches, as `read`.
@@ -243,7 +243,7 @@ class WalSource:
                 "failover": slot.failover,
             }
             if slot.confirmed is not None:
-                place = Place(server.system, server.timeline, server.database, name, wal_position(slot.confirmed))
+                place = WalCursor(server.system, server.timeline, server.database, name, wal_position(slot.confirmed))
                 position = str(place)
         asked = self._filter.parts
         return Status(
@@ -259,18 +259,18 @@ class WalSource:
             warnings,
         )
 
-    def _read_again(self, again: Resnapshots, cursor: str) -> Batch:
+    def _read_again(self, again: Resnapshots, cursor: str) -> SourceBatch:
         chunk = again.ready
         assert chunk is not None
-        place = Place.parse(cursor)
+        place = WalCursor.parse(cursor)
         shown = Reads(self.name, f"{place.system}-{place.timeline}", chunk.until, chunk.at)
-        page = Page(chunk.relation, 0, again.rows(), None, False)
+        page = SnapshotPage(chunk.relation, 0, again.rows(), None, False)
         columns = [chunk.relation.columns] * len(page.rows)
-        return self._filter.without("tables").batch(Batch(shown.changes(page), cursor, columns))
+        return self._filter.without("tables").batch(SourceBatch(shown.changes(page), cursor, columns))
 
     # -- the snapshot ----------------------------------------------------------------------------------
 
-    async def _snapshot(self, place: Place | None) -> AsyncGenerator[Batch]:
+    async def _snapshot(self, place: WalCursor | None) -> AsyncGenerator[SourceBatch]:
         async with AsyncExitStack() as stack:
             control = await stack.enter_async_context(self._upstream.control())
             server, slot, publication = await self._upstream.ready(control, place)
@@ -289,7 +289,7 @@ class WalSource:
                     self._upstream.digests({oid: table.relation for oid, table in tables.items()}),
                     (Epoch(taken.seen, taken.until),), Rest(), taken.until, taken.at,
                 )  # fmt: skip
-                place = Place(server.system, server.timeline, server.database, slot.name, lsn, more=more_text(more))
+                place = WalCursor(server.system, server.timeline, server.database, slot.name, lsn, more=more_text(more))
             else:
                 more = place.extra()
                 rest = more.rest or Rest()
@@ -297,7 +297,7 @@ class WalSource:
                 again = [each for each in more.epochs if each.rest != rest]
                 more = msgspec.structs.replace(more, epochs=(*again, epoch))
             rest = more.rest or Rest()
-            rows = Rows(
+            rows = SnapshotRows(
                 self._options.url,
                 slot.name,
                 publication.name,
@@ -311,9 +311,9 @@ class WalSource:
                     cursor = place.moved(place.lsn, more=msgspec.structs.replace(more, rest=rows.rest))
                     if page.rows or page.ended:
                         columns = [page.relation.columns] * len(page.rows)
-                        yield left.batch(Batch(shown.changes(page), str(cursor), columns))
+                        yield left.batch(SourceBatch(shown.changes(page), str(cursor), columns))
             epochs = more.epochs if more.epochs[-1].until > place.lsn else ()
-            yield Batch((), str(place.moved(place.lsn, more=More(more.known, epochs))))
+            yield SourceBatch((), str(place.moved(place.lsn, more=More(more.known, epochs))))
 
 
 async def _pause(backoff: Backoff, why: str) -> None:
@@ -322,15 +322,15 @@ async def _pause(backoff: Backoff, why: str) -> None:
     await asyncio.sleep(delay)
 
 
-def _outside(after: str) -> Place:
-    place = Place.parse(after)
+def _outside(after: str) -> WalCursor:
+    place = WalCursor.parse(after)
     if place.in_snapshot:
         raise CursorInvalid("the cursor stands inside a snapshot", fix="go on with snapshot(after), then stream")
     return place
 
 
-def _inside(after: str) -> Place:
-    place = Place.parse(after)
+def _inside(after: str) -> WalCursor:
+    place = WalCursor.parse(after)
     if not place.in_snapshot:
         raise CursorInvalid("the cursor does not stand inside a snapshot", fix="go on with stream(after)")
     return place

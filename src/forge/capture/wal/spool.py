@@ -16,7 +16,7 @@ BLOCK: Final = 1024 * 1024
 _head = struct.Struct(">II")
 
 
-class Spool:
+class TransactionSpool:
     """One transaction's messages, in order."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from psycopg.types.string import ByteaBinaryLoader
 
 from forge.capture.wal.slot import sql
 from forge.change import UNAVAILABLE, Change, same
-from forge.changelog.decode import Decoder
+from forge.changelog.decode import LogDecoder
 from forge.changelog.queries import query
 from forge.postgres.connection import AsyncConnection
 from forge.values import Column
@@ -22,7 +22,7 @@ class Filler:
     """Fills in the values that the log knows."""
 
     def __init__(self) -> None:
-        self._decoder = Decoder("")
+        self._decoder = LogDecoder("")
 
     async def fill(
         self,

@@ -15,20 +15,20 @@ from typing import Any, Final
 
 import psycopg
 
-from forge.capture.source import Batch
+from forge.capture.source import SourceBatch
 from forge.capture.wal import publication as publications
 from forge.capture.wal import slot as slots
 from forge.capture.wal import wal2json
-from forge.capture.wal.catalog import Catalog
+from forge.capture.wal.catalog import RelationCatalog
 from forge.capture.wal.connection import ReplicationConnection
-from forge.capture.wal.decode import Decoder
-from forge.capture.wal.options import Options
-from forge.capture.wal.position import Epoch, More, Place, Timelines, lsn_text, more_text
+from forge.capture.wal.decode import WalDecoder
+from forge.capture.wal.options import WalOptions
+from forge.capture.wal.position import Epoch, More, Timelines, WalCursor, lsn_text, more_text
 from forge.capture.wal.publication import Publication
-from forge.capture.wal.relations import Relation
+from forge.capture.wal.relations import WalRelation
 from forge.capture.wal.resnapshot import Resnapshots
-from forge.capture.wal.session import Session, Wants
-from forge.capture.wal.slot import Server, Slot, open_control, sql
+from forge.capture.wal.session import WalSession, Wants
+from forge.capture.wal.slot import Slot, WalServer, open_control, sql
 from forge.capture.wal.snapshot import flushed
 from forge.capture.wal.toast import Filler
 from forge.capture.wal.wal2json import Translator
@@ -46,9 +46,9 @@ _log = logging.getLogger("forge.capture.wal")
 class Upstream:
     """One slot of one database. Nothing happens before the first call."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: WalOptions) -> None:
         self.name: Final = hide(options.url)
-        self.catalog: Final = Catalog()
+        self.catalog: Final = RelationCatalog()
         self.slot: str | None = options.slot
         """The slot's name; None until the first connection if Forge names it."""
         self._options: Final = options
@@ -66,7 +66,9 @@ class Upstream:
         finally:
             await connection.close()
 
-    async def ready(self, control: AsyncConnection, place: Place | None = None) -> tuple[Server, Slot, Publication]:
+    async def ready(
+        self, control: AsyncConnection, place: WalCursor | None = None
+    ) -> tuple[WalServer, Slot, Publication]:
         """Return slot and publication, created if missing; with a place, the slot must have what follows it."""
         server = await slots.server(control)
         server.check()
@@ -99,7 +101,7 @@ class Upstream:
             raise slots.expired(name, place.start, slot.confirmed_lsn)
         return server, slot, publication
 
-    def _belongs(self, place: Place, server: Server, slot: str) -> None:
+    def _belongs(self, place: WalCursor, server: WalServer, slot: str) -> None:
         if (place.system, place.database) != (server.system, server.database):
             raise CursorForeign("the cursor belongs to another server or database", fix=_AGAIN)
         if place.slot != slot:
@@ -110,7 +112,9 @@ class Upstream:
         if place.timeline > server.timeline:
             raise CursorForeign("the cursor belongs to another timeline of this server", fix=_AGAIN)
 
-    async def here(self, control: AsyncConnection, server: Server, slot: Slot, publication: Publication) -> Place:
+    async def here(
+        self, control: AsyncConnection, server: WalServer, slot: Slot, publication: Publication
+    ) -> WalCursor:
         """Return the position behind all that is committed.
 
         A commit is in the WAL a little before it is visible. So the position is the slot's, with a snapshot that tells
@@ -129,9 +133,9 @@ class Upstream:
         lsn = slot.confirmed_lsn if seen.running else max(low, slot.confirmed_lsn)
         epochs = (Epoch(row[0], until),) if until > lsn else ()
         more = more_text(More(known, epochs))
-        return Place(server.system, server.timeline, server.database, slot.name, lsn, None, None, more)
+        return WalCursor(server.system, server.timeline, server.database, slot.name, lsn, None, None, more)
 
-    def digests(self, relations: dict[int, Relation]) -> dict[int, bytes]:
+    def digests(self, relations: dict[int, WalRelation]) -> dict[int, bytes]:
         """Return the table definitions for a cursor, so that each change is reported once; empty if they are many."""
         wanted = Wants(self._options.filter)
         found = {oid: each.digest for oid, each in relations.items() if wanted(each.schema, each.table)}
@@ -139,8 +143,8 @@ class Upstream:
 
     @asynccontextmanager
     async def session(
-        self, place: Place | None, again: Resnapshots, shown: Callable[[Resnapshots, str], Batch]
-    ) -> AsyncIterator[Session]:
+        self, place: WalCursor | None, again: Resnapshots, shown: Callable[[Resnapshots, str], SourceBatch]
+    ) -> AsyncIterator[WalSession]:
         """Open a stream from a position on, ready to be read; `shown` makes a batch of rows that were read again."""
         async with AsyncExitStack() as stack:
             control = await stack.enter_async_context(self.control())
@@ -161,8 +165,8 @@ class Upstream:
             if "rows" in publication.parts:
                 left = left.without("rows")
             keep = left.keep if left.parts else None
-            decoder = Decoder(self.name, server.system, timelines, keep, int(row[0]))
-            session = Session(
+            decoder = WalDecoder(self.name, server.system, timelines, keep, int(row[0]))
+            session = WalSession(
                 connection,
                 control,
                 self.catalog,
@@ -187,7 +191,7 @@ class Upstream:
                 stack.push_async_callback(_cancel, asyncio.create_task(self._beside(connection, work)))
             yield session
 
-    async def ack(self, place: Place) -> None:
+    async def ack(self, place: WalCursor) -> None:
         """Acknowledge a position that the consumer has saved: the server may forget the WAL before it."""
         if place.start <= self._acked:
             return
@@ -222,7 +226,7 @@ class Upstream:
         async with slots.typed(slot.name):
             return await ReplicationConnection.open(self._options.url)
 
-    def _command(self, server: Server, slot: str, publication: str, place: Place) -> str:
+    def _command(self, server: WalServer, slot: str, publication: str, place: WalCursor) -> str:
         version = 4 if server.version >= 160000 else 3 if server.version >= 150000 else 2
         quoted = publication.replace('"', '""').replace("'", "''")
         begin = f"START_REPLICATION SLOT {slot} LOGICAL {lsn_text(place.start)}"
@@ -286,7 +290,7 @@ async def end_of_wal(connection: AsyncConnection) -> int:
     return wal_position(row[0])
 
 
-async def _timelines(connection: ReplicationConnection, server: Server) -> Timelines:
+async def _timelines(connection: ReplicationConnection, server: WalServer) -> Timelines:
     if server.timeline == 1:
         return Timelines(1)
     rows = await connection.command(f"TIMELINE_HISTORY {server.timeline}")

@@ -39,7 +39,7 @@ class _Column(msgspec.Struct):
     value: Any = None
 
 
-class Event(msgspec.Struct):
+class Wal2JsonLine(msgspec.Struct):
     """One line of wal2json."""
 
     action: str
@@ -56,10 +56,10 @@ class Event(msgspec.Struct):
     content: str = ""
 
 
-_decode: Final = msgspec.json.Decoder(Event).decode
+_decode: Final = msgspec.json.Decoder(Wal2JsonLine).decode
 
 
-def event(data: bytes) -> Event:
+def event(data: bytes) -> Wal2JsonLine:
     """Return the event in a `w` message of the server; raise DecodeError if there is none."""
     try:
         return _decode(data[HEAD:])
@@ -76,7 +76,7 @@ class Translator:
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], RelationMessage] = {}
 
-    def knows(self, found: Event) -> bool:
+    def knows(self, found: Wal2JsonLine) -> bool:
         """Tell whether the event fits the known definition of its table."""
         if found.action not in "IUDT":
             return True
@@ -89,7 +89,7 @@ class Translator:
             return False
         return found.action != "I" or len(found.columns or ()) == len(types)
 
-    def define(self, data: bytes, found: Event, shape: RelationMessage | None) -> bytes:
+    def define(self, data: bytes, found: Wal2JsonLine, shape: RelationMessage | None) -> bytes:
         """Learn a table from the event and the catalog; return its relation message."""
         named = {column.name: column.typeoid for column in (*(found.columns or ()), *(found.identity or ()))}
         identity = {column.name for column in found.identity or ()}
@@ -114,7 +114,7 @@ class Translator:
             + b"\0" + shape.identity.encode() + struct.pack(">H", len(shape.columns)) + body
         )  # fmt: skip
 
-    def message(self, data: bytes, found: Event) -> bytes:
+    def message(self, data: bytes, found: Wal2JsonLine) -> bytes:
         """Return the event as a pgoutput message."""
         head = data[:HEAD]
         if found.action in "BC":
@@ -181,6 +181,6 @@ def _micros(timestamp: str | None) -> int:
     return (datetime.fromisoformat(timestamp) - EPOCH) // timedelta(microseconds=1)
 
 
-def _number(found: Event) -> int:
+def _number(found: Wal2JsonLine) -> int:
     """Return a substitute for the oid of a table that is not in the catalog."""
     return crc32(f"{found.schema}.{found.table}".encode()) | 0x80000000

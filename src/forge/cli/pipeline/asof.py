@@ -1,12 +1,16 @@
 """`forge pipeline as-of`: a row, a table or all tables as of an instant."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forge.cli.pipeline.options import ConfOption, LakeOption, MasterOption, instant_of, lake_of, spark_for
+from forge.cli.pipeline.options import ConfOption, LakeOption, MasterOption, instant_of, made_lake_of, spark_for
 from forge.cli.pipeline.output import SHOWN, rows, show
 from forge.cli.session import session
+from forge.errors import HistoryUnavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 def register(app: typer.Typer) -> None:
@@ -36,7 +40,8 @@ def as_of(
 ) -> None:
     """A row, a table, or all tables as they were at one consistent instant.
 
-    As of an instant means the last recorded one at or before it; they are recorded about every second.
+    As of an instant means the last recorded one at or before it; they are recorded about every second. Exits with 1
+    when a table is left out, because the lake does not know its rows at that instant.
     """
     here = session(context)
     instant = instant_of("--at", at)
@@ -44,7 +49,7 @@ def as_of(
         raise typer.BadParameter("--key needs --table: a key names a row of one table")
     if table is None and out is None:
         raise typer.BadParameter("give --table for one table, or --out for all of them")
-    found = lake_of(here, lake)
+    found = made_lake_of(here, lake)
     with spark_for(here, master, conf) as spark:
         from forge.pipeline import about
         from forge.pipeline.asof import key_of, lake_as_of, row_as_of, table_as_of
@@ -52,13 +57,16 @@ def as_of(
 
         about.need(spark, found)
         recorded = at_or_before(spark, found, instant)
+        frames: dict[str, DataFrame]
+        left_out: dict[str, HistoryUnavailable] = {}
         if table is not None:
             if key is not None:
                 frames = {table: row_as_of(spark, found, table, key_of(key), recorded)}
             else:
                 frames = {table: table_as_of(spark, found, table, recorded)}
         else:
-            frames = lake_as_of(spark, found, recorded)
+            frames = everything = lake_as_of(spark, found, recorded)
+            left_out = everything.left_out
         if not here.json:
             here.done(f"as committed at {recorded.at.isoformat(sep=' ')}")
         for name, frame in frames.items():
@@ -70,3 +78,7 @@ def as_of(
                 here.done(f"{name} in {out.rstrip('/')}/{name}")
             else:
                 show(here, chosen.columns, rows(chosen, None if here.json else limit + 1), limit)
+        for name, why in left_out.items():
+            here.note(f"{name} is left out: {why}; {why.fix}")
+    if left_out:
+        raise typer.Exit(1)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from forge.cli.pipeline.options import ConfOption, LakeOption, MasterOption, instant_of, lake_of, spark_for
+from forge.cli.pipeline.options import ConfOption, LakeOption, MasterOption, instant_of, made_lake_of, spark_for
 from forge.cli.pipeline.output import SHOWN, rows, show
 from forge.cli.session import session
 from forge.config import days
@@ -37,7 +37,7 @@ def audit(
     """Who changed what, when and why, newest first, from every change that the lake has."""
     here = session(context)
     between = {"since": _time("--since", since), "until": _time("--until", until)}
-    found = lake_of(here, lake)
+    found = made_lake_of(here, lake)
     with spark_for(here, master, conf) as spark:
         from forge.pipeline import about
         from forge.pipeline.asof import key_of

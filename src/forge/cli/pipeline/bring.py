@@ -42,6 +42,10 @@ def bring(
     here = session(context)
     keys = keys_of(key)
     found = lake_of(here, lake)
+    from forge.pipeline.local import need_files, need_lake
+
+    need_files(path)
+    need_lake(found)
     with here.database() as database, spark_for(here, master, conf) as spark:
         from forge.pipeline.imports import bring as into_lake
 
@@ -55,7 +59,8 @@ def bring(
     if done.quarantined:
         here.note(f"{count(done.quarantined, 'row')} did not fit and went to quarantine")
     if done.refused:
-        here.note(f"{count(done.refused, 'line')} refused: {done.reason}")
+        reasons = ", ".join(f"{reason} ({number:,})" for reason, number in done.reasons.items())
+        here.note(f"{count(done.refused, 'line')} refused: {reasons}")
 
 
 def keys_of(words: Sequence[str] | None) -> dict[str, list[str]]:

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from forge.cli.pipeline.options import ConfOption, LakeOption, MasterOption, lake_of, spark_for, time_of
+from forge.cli.pipeline.options import ConfOption, LakeOption, MasterOption, made_lake_of, spark_for, time_of
 from forge.cli.session import session
 from forge.config import days as parse_days
 
@@ -33,7 +33,7 @@ def maintain(
 ) -> None:
     """Put small files together, remove those that nobody needs, drop what is past retention."""
     here = session(context)
-    found = lake_of(here, lake)
+    found = made_lake_of(here, lake)
     keep = None if keep_bronze is None else parse_days(keep_bronze)
     if keep_bronze is not None and (keep is None or keep < 1):
         raise typer.BadParameter(f"--keep-bronze cannot be {keep_bronze!r}: give whole days, such as 365d")

@@ -10,13 +10,13 @@ from urllib.parse import unquote, urlsplit
 
 import typer
 
-from forge.cli.session import Session
+from forge.cli.session import CommandSession
 from forge.config import seconds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from forge.pipeline.about import About
+    from forge.pipeline.about import LakeRun
     from forge.pipeline.lake import Lake
 
 LakeOption = Annotated[
@@ -82,7 +82,7 @@ def instant_of(option: str, value: str) -> datetime:
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
-def lake_of(run: Session, path: str | None) -> "Lake":
+def lake_of(run: CommandSession, path: str | None) -> "Lake":
     """The lake that a command works on."""
     from forge.pipeline.java import need_pyspark
 
@@ -98,10 +98,19 @@ def lake_of(run: Session, path: str | None) -> "Lake":
     return Lake(path.rstrip("/"))
 
 
+def made_lake_of(run: CommandSession, path: str | None) -> "Lake":
+    """The lake that a command reads: it must exist, which is checked before Spark starts where that is possible."""
+    lake = lake_of(run, path)
+    from forge.pipeline.local import need_lake
+
+    need_lake(lake)
+    return lake
+
+
 @contextmanager
 def own_lake(
     spark: "SparkSession", lake: "Lake", url: str, *, fix: str = "stop that run first, or give another --lake"
-) -> Iterator["About"]:
+) -> Iterator["LakeRun"]:
     """A lake that is there and mirrors this database, held for this block: nobody else writes to it."""
     from forge.pipeline import about
     from forge.pipeline.lease import lease
@@ -114,7 +123,7 @@ def own_lake(
 
 @contextmanager
 def spark_for(
-    run: Session, master: str | None, conf: Sequence[str] | None, more: dict[str, str] | None = None
+    run: CommandSession, master: str | None, conf: Sequence[str] | None, more: dict[str, str] | None = None
 ) -> Iterator["SparkSession"]:
     """A session of Spark's for this command, its failures as Forge's errors."""
     from forge.pipeline.failures import translated

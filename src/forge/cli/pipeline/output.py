@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.table import Table
 
-from forge.cli.session import Session
+from forge.cli.session import CommandSession
 from forge.terminal import ABSENT, shown
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def rows(frame: "DataFrame", limit: int | None) -> Iterator[dict[str, Any]]:
     yield from tables.rows(frame if limit is None else frame.limit(limit))
 
 
-def show(here: Session, columns: Sequence[str], found: Iterable[dict[str, Any]], limit: int) -> None:
+def show(here: CommandSession, columns: Sequence[str], found: Iterable[dict[str, Any]], limit: int) -> None:
     """A table of at most `limit` rows for people; all of them, one JSON object a line, with --json."""
     if here.json:
         for row in found:

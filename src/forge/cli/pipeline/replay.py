@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from forge.cli.pipeline.options import ConfOption, LakeOption, MasterOption, lake_of, own_lake, spark_for
+from forge.cli.pipeline.options import ConfOption, LakeOption, MasterOption, made_lake_of, own_lake, spark_for
 from forge.cli.session import session
 from forge.doctor.finding import count
 from forge.errors import LakeError
@@ -25,7 +25,7 @@ def replay(
 ) -> None:
     """Build silver tables again from bronze alone; readers see the old one until the new one is whole."""
     here = session(context)
-    found = lake_of(here, lake)
+    found = made_lake_of(here, lake)
     with here.database() as database, spark_for(here, master, conf) as spark:
         from forge.pipeline import bronze
         from forge.pipeline.gold.states import forget

@@ -10,15 +10,15 @@ from rich.text import Text
 
 from forge.changelog.install import require_installed
 from forge.cli.pipeline.options import ConfOption, LakeOption, MasterOption, lake_of, spark_for, time_of
-from forge.cli.session import Session, session
+from forge.cli.session import CommandSession, session
 from forge.config import Config, shown_seconds
 from forge.doctor.finding import count
 from forge.postgres.connection import connect
 from forge.terminal import shown
 
 if TYPE_CHECKING:
-    from forge.pipeline.ledger import Entry
-    from forge.pipeline.run import Pipeline
+    from forge.pipeline.ledger import LedgerEntry
+    from forge.pipeline.run import PipelineRun
 
 DEFAULTS: Final = Config().pipeline
 
@@ -73,19 +73,30 @@ def run(
         str | None,
         typer.Option("--verify", metavar="TIME", help="Compare lake and database this often, while running."),
     ] = None,
+    merge: Annotated[
+        str | None,
+        typer.Option(
+            "--merge",
+            metavar="TIME",
+            help="At what age changes in bronze are merged into silver.",
+            show_default="30s",
+        ),
+    ] = None,
     variant: Annotated[
         bool, typer.Option("--variant", help="json and jsonb columns become VARIANT, not text.")
     ] = False,
 ) -> None:
     """Keep a lake that mirrors every tracked table, with all its history.
 
-    Bronze has every change, silver each table as it is and as it was, gold who changed what. Ctrl-C ends it after
-    the batch.
+    Bronze has every change, silver each table as it is and as it was, gold who changed what. Each interval brings what
+    is new into bronze, in one commit; silver follows at the age of --merge, and with --once at the end. Ctrl-C ends it
+    after the batch.
     """
     here = session(context)
     configured = here.config.pipeline
     pause = configured.interval if interval is None else time_of("--interval", interval)
     every = configured.verify if verify is None else time_of("--verify", verify)
+    age = None if merge is None else time_of("--merge", merge)
     where = lake_of(here, lake)
     names = tuple(name.strip() for each in tables or () for name in each.split(",") if name.strip())
     with here.database() as database:
@@ -94,16 +105,17 @@ def run(
         with connect(database.url) as connection:
             require_installed(connection)
         with spark_for(here, master, conf) as spark:
-            from forge.pipeline.run import Settings, pipeline
+            from forge.pipeline.run import MERGE_AFTER, LakeSettings, pipeline
 
-            settings = Settings(
+            settings = LakeSettings(
                 names or configured.tables,
                 start or configured.start,
                 max_events or configured.max_events,
                 models=models or configured.models,
+                merge_after=MERGE_AFTER if age is None else age,
                 json="variant" if variant else None,
             )
-            report = Report(here, every)
+            report = BatchPrinter(here, every)
             with pipeline(
                 spark, database.url, where, settings, resnapshot=resnapshot, on_batch=report.batch
             ) as running:
@@ -125,7 +137,7 @@ def run(
                     signal.signal(signal.SIGINT, before)
 
 
-def _on_interrupt(running: "Pipeline") -> Any:
+def _on_interrupt(running: "PipelineRun") -> Any:
     """The first Ctrl-C ends the run after its batch, the second one at once."""
     before = signal.getsignal(signal.SIGINT)
 
@@ -137,17 +149,17 @@ def _on_interrupt(running: "Pipeline") -> Any:
     return before
 
 
-class Report:
+class BatchPrinter:
     """Tells of each batch: a line for people, or one of JSON."""
 
-    def __init__(self, here: Session, every: float | None) -> None:
+    def __init__(self, here: CommandSession, every: float | None) -> None:
         self._here = here
         self._every = every
         self._verified = 0.0
         self._batches = self._changes = 0
-        self.running: Pipeline | None = None
+        self.running: PipelineRun | None = None
 
-    def batch(self, entry: "Entry") -> None:
+    def batch(self, entry: "LedgerEntry") -> None:
         """A batch is in the lake."""
         assert self.running is not None
         self._batches += 1
@@ -188,7 +200,7 @@ class Report:
             )
         self._here.show(line)
 
-    def _compared(self, entry: "Entry") -> bool | None:
+    def _compared(self, entry: "LedgerEntry") -> bool | None:
         """Whether lake and database are equal, where that is asked for and can be told now."""
         if self._every is None or not entry.whole or time.monotonic() - self._verified < self._every:
             return None

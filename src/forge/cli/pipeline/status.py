@@ -4,7 +4,7 @@ import msgspec
 import typer
 from rich.table import Table
 
-from forge.cli.pipeline.options import ConfOption, LakeOption, MasterOption, lake_of, spark_for
+from forge.cli.pipeline.options import ConfOption, LakeOption, MasterOption, made_lake_of, spark_for
 from forge.cli.session import session
 from forge.config import shown_size
 from forge.doctor.finding import count
@@ -24,7 +24,7 @@ def status(
 ) -> None:
     """Lag in changes and seconds, the last batch, sizes, and what is in quarantine."""
     here = session(context)
-    found = lake_of(here, lake)
+    found = made_lake_of(here, lake)
     with here.database() as database, spark_for(here, master, conf) as spark:
         from forge.pipeline import about, ledger
         from forge.pipeline.lag import lag

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from forge.cli.pipeline.options import ConfOption, LakeOption, MasterOption, lake_of, own_lake, spark_for
+from forge.cli.pipeline.options import ConfOption, LakeOption, MasterOption, made_lake_of, own_lake, spark_for
 from forge.cli.session import session
 from forge.doctor.finding import count
 
@@ -31,7 +31,7 @@ def verify(
     differ.
     """
     here = session(context)
-    found = lake_of(here, lake)
+    found = made_lake_of(here, lake)
     names = [name.strip() for each in tables or () for name in each.split(",") if name.strip()]
     with here.database() as database, spark_for(here, master, conf) as spark:
         from forge.pipeline import checks
@@ -50,10 +50,7 @@ def verify(
             if table.equal:
                 here.done(f"{table.table}   {count(table.database, 'row')}")
                 continue
-            here.note(
-                f"{table.table}   {count(table.differing, 'row')} differ: {table.database:,} in the database,"
-                f" {table.lake:,} in the lake, {table.quarantined:,} in quarantine"
-            )
+            here.note(f"{table.table}   {table.summary}")
             for difference in table.differences:
                 here.note(str(difference))
         if report.equal:

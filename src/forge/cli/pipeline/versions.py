@@ -8,7 +8,7 @@ import typer
 
 from forge.cli.pipeline.options import ConfOption, LakeOption, MasterOption, lake_of, spark_for
 from forge.cli.pipeline.output import SHOWN, rows, show
-from forge.cli.session import Session, session
+from forge.cli.session import CommandSession, session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,7 +70,7 @@ def versions(
 
 
 @contextmanager
-def _corpus(here: Session, spark: "SparkSession", lake: "Lake | None") -> Iterator["Corpus"]:
+def _corpus(here: CommandSession, spark: "SparkSession", lake: "Lake | None") -> Iterator["Corpus"]:
     """The documents of a lake, or without one those of the database, which only then is opened."""
     from forge.pipeline.versions import of_database, of_lake
 

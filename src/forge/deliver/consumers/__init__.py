@@ -9,27 +9,21 @@ The cursor is saved after the side effect, so a change interrupted by a crash is
 One worker at a time works on a consumer, or on each of its `shards`, across all nodes.
 """
 
-from forge.deliver.consumers.context import Context
+from forge.deliver.consumers.context import ConsumerContext
 from forge.deliver.consumers.definition import Consumer, Consumers
-from forge.deliver.consumers.errors import (
-    ConsumerInvalid,
-    ConsumerLost,
-    ConsumerUnknown,
-    HandlerMisused,
-    HandlerTimeout,
-)
-from forge.deliver.consumers.node import ConsumerNode, Sample, Settings
+from forge.deliver.consumers.node import ConsumerNode, ConsumerSample, ConsumerSettings
+from forge.errors import ConsumerInvalid, ConsumerLost, ConsumerUnknown, HandlerMisused, HandlerTimeout
 
 __all__ = [
     "Consumer",
+    "ConsumerContext",
     "ConsumerInvalid",
     "ConsumerLost",
     "ConsumerNode",
+    "ConsumerSample",
+    "ConsumerSettings",
     "ConsumerUnknown",
     "Consumers",
-    "Context",
     "HandlerMisused",
     "HandlerTimeout",
-    "Sample",
-    "Settings",
 ]

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from forge.deliver.consumers.lease import Lease
+from forge.deliver.consumers.lease import ShardLease
 from forge.deliver.consumers.sql import sql
 
 LOOK: Final = 0.05
@@ -25,7 +25,7 @@ _log = logging.getLogger("forge.consumers")
 class Barrier:
     """The barriers of one shard."""
 
-    def __init__(self, lease: Lease, consumer: str, shard: int, shards: int) -> None:
+    def __init__(self, lease: ShardLease, consumer: str, shard: int, shards: int) -> None:
         self._lease = lease
         self._consumer = consumer
         self._shard = shard

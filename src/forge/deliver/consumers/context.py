@@ -14,13 +14,13 @@ from psycopg.abc import PQGen
 from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 
-from forge.deliver.consumers.errors import HandlerMisused
 from forge.deliver.consumers.sql import sql
+from forge.errors import HandlerMisused
 
 _FIX = "leave it to Forge: it commits with the cursor when the handler returns, and rolls back when it raises"
 
 
-class Transaction(psycopg.AsyncConnection[TupleRow]):
+class HandlerTransaction(psycopg.AsyncConnection[TupleRow]):
     """A connection whose transactions only its worker begins and ends; nested transactions are savepoints."""
 
     began = False
@@ -67,7 +67,7 @@ class Transaction(psycopg.AsyncConnection[TupleRow]):
         self.began = False
 
 
-class Context:
+class ConsumerContext:
     """One worker's context; the same object at each call."""
 
     def __init__(self, consumer: str, shard: int, shards: int, fence: int) -> None:
@@ -80,10 +80,10 @@ class Context:
         self.tries = 0
         """How often this call has failed before."""
         self.used = False
-        self.connection: Transaction | None = None
+        self.connection: HandlerTransaction | None = None
 
     @property
-    def tx(self) -> Transaction:
+    def tx(self) -> HandlerTransaction:
         """The transaction that also saves the cursor."""
         if self.connection is None:
             raise HandlerMisused("ctx.tx is there while the handler runs only", fix="use it before the handler returns")

@@ -21,17 +21,23 @@ from forge.changelog.reader import START, Reader
 from forge.config import nearest
 from forge.cursor import Cursor, LogIdentity, Snapshot
 from forge.deliver.consumers.definition import WEBHOOK
-from forge.deliver.consumers.errors import ConsumerInvalid, ConsumerUnknown
-from forge.deliver.consumers.lag import Lag, lag_of, lag_values
+from forge.deliver.consumers.lag import ConsumerLag, lag_of, lag_values
 from forge.deliver.consumers.origin import ELSE, place_of
 from forge.deliver.consumers.sql import sql
-from forge.errors import CursorExpired, CursorForeign, CursorInvalid, HistoryUnavailable
+from forge.errors import (
+    ConsumerInvalid,
+    ConsumerUnknown,
+    CursorExpired,
+    CursorForeign,
+    CursorInvalid,
+    HistoryUnavailable,
+)
 from forge.postgres.connection import AsyncConnection, connect_async, typed_errors
 
 LOOK: Final = 0.05
 
 
-class Status(msgspec.Struct, frozen=True):
+class ShardStatus(msgspec.Struct, frozen=True):
     """The status of a shard. `working` is whether a node holds it; `lag_events` is counted up to 100,000.
 
     For a consumer of another `source` the lag is the source's last report to the worker, None where the source reports
@@ -60,7 +66,7 @@ class Status(msgspec.Struct, frozen=True):
     lag_bytes: int | None = None
 
 
-class Letter(msgspec.Struct, frozen=True):
+class DeadLetter(msgspec.Struct, frozen=True):
     """A parked change in the form of `forge.wire`."""
 
     id: int
@@ -75,7 +81,7 @@ class Letter(msgspec.Struct, frozen=True):
     change: msgspec.Raw
 
 
-class Replayed(NamedTuple):
+class ReplayedLetters(NamedTuple):
     """The result of replaying letters; `waiting` are those that no worker has reached yet."""
 
     sent: int
@@ -89,7 +95,7 @@ class Control:
     def __init__(self, url: str) -> None:
         self._url = url
 
-    async def statuses(self, name: str | None = None) -> list[Status]:
+    async def statuses(self, name: str | None = None) -> list[ShardStatus]:
         """Return every shard of every consumer, or of one; raise ConsumerUnknown for an unknown name."""
         async with self._connected() as connection:
             rows = await _rows(connection, "list", name=name)
@@ -131,7 +137,7 @@ class Control:
 
     async def replay_dead(
         self, name: str, *, table: str | None = None, key: str | None = None, wait: float = 30.0
-    ) -> Replayed:
+    ) -> ReplayedLetters:
         """Replay letters in order, by the consumer's own worker: all, or those of a table or of one row."""
         async with self._known(name) as connection:
             ((_, before),) = await _rows(connection, "replaying", consumer=name)
@@ -140,15 +146,15 @@ class Control:
             while True:
                 ((waiting, left),) = await _rows(connection, "replaying", consumer=name)
                 if not waiting or time.monotonic() >= deadline:
-                    return Replayed(max(0, before - left), left, waiting)
+                    return ReplayedLetters(max(0, before - left), left, waiting)
                 await asyncio.sleep(LOOK)
 
-    async def letters(self, name: str, limit: int = 100) -> list[Letter]:
+    async def letters(self, name: str, limit: int = 100) -> list[DeadLetter]:
         """Return the parked changes, in order."""
         async with self._known(name) as connection:
             rows = await _rows(connection, "letters", consumer=name, limit=limit)
         return [
-            Letter(
+            DeadLetter(
                 id, f"{schema}.{table}", key, change_id, error, tries, behind, replay, at.astimezone(UTC),
                 msgspec.Raw(change.encode()),
             )
@@ -228,14 +234,14 @@ async def _rows(connection: AsyncConnection, name: str, /, **values: Any) -> lis
     return await cursor.fetchall() if cursor.description else []
 
 
-async def _status(connection: AsyncConnection, row: tuple[Any, ...]) -> Status:
+async def _status(connection: AsyncConnection, row: tuple[Any, ...]) -> ShardStatus:
     name, shard, shards, tables, state, owner, _, text, _, saved_at = row[:10]
     delivered, retried, parked, tries, error, error_at, source, *told, letters, working = row[10:]
     if source is None:
         lag = lag_of((await _rows(connection, "lag", **lag_values(Cursor.parse(text), tables)))[0])
     else:
-        lag = Lag(*told)
-    return Status(
+        lag = ConsumerLag(*told)
+    return ShardStatus(
         name=name,
         shard=shard,
         shards=shards,

@@ -13,12 +13,11 @@ import msgspec
 from forge.capture.filters import Filter
 from forge.change import Op
 from forge.config import nearest
-from forge.deliver.consumers.errors import ConsumerInvalid
-from forge.deliver.consumers.origin import START, Origin
+from forge.deliver.consumers.origin import START, ConsumerOrigin
 from forge.deliver.consumers.sending import sending
 from forge.deliver.payload import Envelope, Payload, encoder
 from forge.deliver.sink import Sink
-from forge.errors import ConfigError
+from forge.errors import ConfigError, ConsumerInvalid
 
 Handler = Callable[..., Awaitable[object]]
 H = TypeVar("H", bound=Handler)
@@ -51,7 +50,7 @@ class Consumer(msgspec.Struct, frozen=True):
     """The start of a consumer that is new to the database: commits from now on, or everything that the log retains;
     with a source, the existing rows and then new changes."""
     sink: Sink | None = None
-    origin: Origin | None = None
+    origin: ConsumerOrigin | None = None
     """The source to read in place of the log."""
 
     def check(self) -> None:
@@ -123,7 +122,7 @@ class Consumers:
                 fix="use tables, ops, columns, where, source, batch, shards, tries, timeout, backoff or start",
             )
         wanted = Filter(tuple(tables), tuple(_op(name, op) for op in ops), tuple(columns), where)
-        origin = None if source is None else Origin.of(name, source, wanted)
+        origin = None if source is None else ConsumerOrigin.of(name, source, wanted)
         found = Consumer(name, handler, wanted, sink=sink, origin=origin, **options)
         found.check()
         if name in self.named:
@@ -164,7 +163,7 @@ def _usual(options: Mapping[str, Any]) -> tuple[Op, ...]:
     return USUAL if options.get("source") is None else (*USUAL, Op.READ)
 
 
-def _check_origin(consumer: Consumer, origin: Origin) -> None:
+def _check_origin(consumer: Consumer, origin: ConsumerOrigin) -> None:
     if consumer.shards > 1:
         raise ConsumerInvalid(
             f"{consumer.name} cannot have {consumer.shards} shards: a source is read by one reader",

@@ -14,8 +14,8 @@ from typing import Any, Final, Protocol
 
 from forge.change import Change
 from forge.cursor import Cursor
-from forge.deliver.consumers.lag import Lag
-from forge.deliver.consumers.lease import Lease
+from forge.deliver.consumers.lag import ConsumerLag
+from forge.deliver.consumers.lease import ShardLease
 from forge.postgres.connection import AsyncConnection
 
 SAVE: Final = 0.1
@@ -23,7 +23,7 @@ Place = Cursor | str
 """The position of a consumer; its text is saved."""
 
 
-class Page(Protocol):
+class FeedPage(Protocol):
     """The wanted changes of a batch."""
 
     @property
@@ -37,7 +37,7 @@ class Page(Protocol):
         """Return the cursor after the given number of handled changes."""
 
 
-class Feed(ABC):
+class ConsumerFeed(ABC):
     """One reader, from one position on. Only the abstract methods are required."""
 
     at: Place
@@ -58,7 +58,7 @@ class Feed(ABC):
         """Yield batches without end. Raise permanent failures: CursorError where a retry cannot help."""
 
     @abstractmethod
-    def page(self, batch: Any) -> Page:
+    def page(self, batch: Any) -> FeedPage:
         """Return the wanted changes of the last batch."""
 
     def settles(self, cursor: Place) -> bool:
@@ -79,5 +79,5 @@ class Feed(ABC):
         await asyncio.get_running_loop().create_future()
 
     @abstractmethod
-    async def lag(self, lease: Lease, saved: str) -> Lag | None:
+    async def lag(self, lease: ShardLease, saved: str) -> ConsumerLag | None:
         """Return the lag of a saved cursor; None where it is not known yet."""

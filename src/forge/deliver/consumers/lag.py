@@ -14,7 +14,7 @@ MOST: Final = 100_000
 """The maximum count; a larger lag is reported as this number."""
 
 
-class Lag(NamedTuple):
+class ConsumerLag(NamedTuple):
     """`events` is at most MOST for the log, and None where a source does not count. Conditions on rows are ignored, so
     it may be larger than the number of changes to handle."""
 
@@ -36,5 +36,5 @@ def lag_values(cursor: Cursor, tables: Sequence[str], most: int = MOST) -> dict[
     }
 
 
-def lag_of(row: Sequence[Any]) -> Lag:
-    return Lag(int(row[0]), max(0.0, float(row[1] or 0.0)))
+def lag_of(row: Sequence[Any]) -> ConsumerLag:
+    return ConsumerLag(int(row[0]), max(0.0, float(row[1] or 0.0)))

@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Final, LiteralString, Self
 
-from forge.deliver.consumers.errors import ConsumerLost
 from forge.deliver.consumers.sql import sql
+from forge.errors import ConsumerLost
 from forge.postgres.connection import AsyncConnection
 from forge.postgres.held_session import AsyncHeldSession
 
@@ -21,7 +21,7 @@ ANSWER: Final = 4.0
 """Seconds after which a server that has not answered counts as lost."""
 
 
-class Lease(AsyncHeldSession):
+class ShardLease(AsyncHeldSession):
     """One session. Many tasks may run statements; they run one after the other."""
 
     def __init__(self, connection: AsyncConnection, *, answer: float = ANSWER, silence: float | None = TTL) -> None:

@@ -83,7 +83,7 @@ def _names(tables: Sequence[tuple[str, str]]) -> dict[str, Any]:
     return {"schemas": [schema for schema, _ in tables], "tables": [table for _, table in tables]}
 
 
-class Letter:
+class ReplayLetter:
     """A letter to replay."""
 
     def __init__(self, id: int, change: str) -> None:
@@ -91,18 +91,18 @@ class Letter:
         self.change = wire.decode(change.encode())
 
 
-async def next_to_replay(connection: AsyncConnection, consumer: str, shard: int, shards: int) -> Letter | None:
+async def next_to_replay(connection: AsyncConnection, consumer: str, shard: int, shards: int) -> ReplayLetter | None:
     """Return the first letter of this shard that is marked for replay."""
     rows = await connection.execute(sql("next_letter"), {"consumer": consumer, "shard": shard, "shards": shards})
     row = await rows.fetchone()
-    return None if row is None else Letter(row[0], row[1])
+    return None if row is None else ReplayLetter(row[0], row[1])
 
 
-async def sent(connection: AsyncConnection, letter: Letter) -> None:
+async def sent(connection: AsyncConnection, letter: ReplayLetter) -> None:
     await connection.execute(sql("letter_sent"), {"id": letter.id})
 
 
-async def failed(connection: AsyncConnection, consumer: str, letter: Letter, error: str, tries: int) -> None:
+async def failed(connection: AsyncConnection, consumer: str, letter: ReplayLetter, error: str, tries: int) -> None:
     """Keep the letter and all that queue behind it; remove their replay marks."""
     schema, table, key = row_of(letter.change)
     values = {"consumer": consumer, "id": letter.id, "schema": schema, "table": table, "key": key}

@@ -8,18 +8,18 @@ from forge.changelog.follow import Wakeup, follow
 from forge.changelog.reader import Batch
 from forge.cursor import Cursor
 from forge.deliver.consumers.definition import Consumer
-from forge.deliver.consumers.feed import Feed
+from forge.deliver.consumers.feed import ConsumerFeed
 from forge.deliver.consumers.keys import key_hash, whole
-from forge.deliver.consumers.lag import Lag, lag_of, lag_values
-from forge.deliver.consumers.lease import Lease
-from forge.deliver.consumers.page import Page
+from forge.deliver.consumers.lag import ConsumerLag, lag_of, lag_values
+from forge.deliver.consumers.lease import ShardLease
+from forge.deliver.consumers.page import ChangePage
 from forge.deliver.consumers.sql import sql
 
 COUNTED: Final = 10_000
 """The maximum number of changes that are counted for the regular lag report."""
 
 
-class LogFeed(Feed):
+class LogFeed(ConsumerFeed):
     """The changes that one shard of a consumer must handle."""
 
     at: Cursor
@@ -44,13 +44,13 @@ class LogFeed(Feed):
         """Note that everything before this cursor is handled; the next batch begins here."""
         self.at = cursor
 
-    def page(self, batch: Batch) -> Page:
+    def page(self, batch: Batch) -> ChangePage:
         wanted, shards = self._consumer.wanted, self._consumer.shards
         changes = [kept for change in batch.changes if (kept := wanted.keep(change)) is not None]
         if shards > 1:
             changes = [change for change in changes if whole(change) or key_hash(change) % shards == self._shard]
-        return Page(self.at, batch.cursor, changes)
+        return ChangePage(self.at, batch.cursor, changes)
 
-    async def lag(self, lease: Lease, saved: str) -> Lag:
+    async def lag(self, lease: ShardLease, saved: str) -> ConsumerLag:
         values = lag_values(Cursor.parse(saved), self._consumer.wanted.tables, COUNTED)
         return lag_of((await lease.ask(sql("lag"), values))[0])

@@ -23,23 +23,30 @@ from forge.changelog.follow import Wakeup
 from forge.changelog.reader import Reader
 from forge.config import default
 from forge.deliver.consumers.definition import Consumer
-from forge.deliver.consumers.errors import ConsumerInvalid, ConsumerLost
-from forge.deliver.consumers.lag import Lag
-from forge.deliver.consumers.lease import Lease
+from forge.deliver.consumers.lag import ConsumerLag
+from forge.deliver.consumers.lease import ShardLease
 from forge.deliver.consumers.sql import sql
 from forge.deliver.consumers.watchdog import Watchdog
-from forge.deliver.consumers.worker import Counts, Stopped, Worker
-from forge.errors import ConfigError, CursorError, ForgeError, one_line
+from forge.deliver.consumers.worker import ConsumerCounts, ConsumerWorker
+from forge.errors import (
+    ConfigError,
+    ConsumerInvalid,
+    ConsumerLost,
+    CursorError,
+    ForgeError,
+    WorkerStopped,
+    one_line,
+)
 from forge.postgres.held_session import LOST, Reconnect
 
 _PATIENCE: Final = 5.0
 """Seconds after which any node may take a free shard, whatever its share."""
-Configured = Callable[[Lease], Awaitable[dict[str, Consumer]]]
+Configured = Callable[[ShardLease], Awaitable[dict[str, Consumer]]]
 """Consumers that are declared in the database: polled regularly, each the same object until it changes."""
 _log = logging.getLogger("forge.consumers")
 
 
-class Settings(msgspec.Struct, frozen=True):
+class ConsumerSettings(msgspec.Struct, frozen=True):
     """Settings of a node; the configuration supplies most defaults. Times in seconds."""
 
     tick: float = default("deliver.tick_interval")
@@ -69,25 +76,25 @@ class Shard(NamedTuple):
     replay: bool
 
 
-class Sample(NamedTuple):
+class ConsumerSample(NamedTuple):
     """Prometheus metrics of a shard that this node works on."""
 
     consumer: str
     shard: int
-    counts: Counts
-    lag: Lag | None
+    counts: ConsumerCounts
+    lag: ConsumerLag | None
     tries: int
 
 
 class _Held:
     """A shard that this node works on."""
 
-    def __init__(self, worker: Worker, task: "asyncio.Task[None]", owner: str) -> None:
+    def __init__(self, worker: ConsumerWorker, task: "asyncio.Task[None]", owner: str) -> None:
         self.worker = worker
         self.task = task
         self.owner = owner
-        self.lag: Lag | None = None
-        self.told: tuple[int, Lag | None] | None = None
+        self.lag: ConsumerLag | None = None
+        self.told: tuple[int, ConsumerLag | None] | None = None
         self.stopping = False
 
 
@@ -98,7 +105,7 @@ class ConsumerNode:
         self,
         url: str,
         consumers: Iterable[Consumer],
-        settings: Settings = Settings(),  # noqa: B008
+        settings: ConsumerSettings = ConsumerSettings(),  # noqa: B008
         name: str | None = None,
         configured: Configured | None = None,
     ) -> None:
@@ -115,7 +122,7 @@ class ConsumerNode:
         """Done when `running` ends without being stopped."""
         self._url = url
         self._held: dict[int, _Held] = {}
-        self._totals: dict[tuple[str, int], Counts] = {}
+        self._totals: dict[tuple[str, int], ConsumerCounts] = {}
         self._waits: dict[int, Backoff] = {}
         self._due: dict[int, float] = {}
         self._free: dict[int, float] = {}
@@ -129,7 +136,7 @@ class ConsumerNode:
         async with Watchdog(self._busy, after=self.settings.blocked):
             while not self._stopping.is_set():
                 try:
-                    async with await Lease.of(self._url, f"forge consumers {self.name}") as lease:
+                    async with await ShardLease.of(self._url, f"forge consumers {self.name}") as lease:
                         if not reconnect.connected:
                             await self._register(lease)
                         reconnect.opened()
@@ -175,13 +182,13 @@ class ConsumerNode:
             if consumer.sink is not None:
                 await consumer.sink.close()
 
-    def samples(self) -> Iterator[Sample]:
+    def samples(self) -> Iterator[ConsumerSample]:
         """Return the metrics of the shards that this node works on or has worked on."""
         lags = {(held.worker.consumer.name, held.worker.shard): held for held in self._held.values()}
         for (name, shard), counts in sorted(self._totals.items()):
             held = lags.get((name, shard))
             now = counts if held is None else counts + held.worker.counts
-            yield Sample(name, shard, now, held.lag if held else None, held.worker.tries if held else 0)
+            yield ConsumerSample(name, shard, now, held.lag if held else None, held.worker.tries if held else 0)
 
     def _busy(self) -> list[str]:
         held = list(self._held.values())
@@ -189,7 +196,7 @@ class ConsumerNode:
 
     # Registering
 
-    async def _register(self, lease: Lease) -> None:
+    async def _register(self, lease: ShardLease) -> None:
         """Register every consumer that is new; its shards begin at one cursor."""
         async with Reader.open(self._url) as reader:
             now, start = str(await reader.now()), str(reader.start())
@@ -206,7 +213,7 @@ class ConsumerNode:
             cursor = {"shards": consumer.shards, "cursor": now if consumer.start == "now" else start}
             await lease.durably(sql("register"), {**values, **cursor})
 
-    async def _check_origin(self, lease: Lease, consumer: Consumer) -> None:
+    async def _check_origin(self, lease: ShardLease, consumer: Consumer) -> None:
         """Raise if a consumer changes its source, or shares another consumer's queue."""
         origin = consumer.origin
         text = None if origin is None else origin.text
@@ -222,7 +229,7 @@ class ConsumerNode:
                     fix=f"let one consumer do both; or forge consumers forget {name}, if it is no more",
                 )
 
-    async def _reshard(self, lease: Lease, consumer: Consumer) -> None:
+    async def _reshard(self, lease: ShardLease, consumer: Consumer) -> None:
         """Change the number of a consumer's shards, if all are at one position and none has a worker."""
         rows = await lease.ask(sql("standing"), {"name": consumer.name})
         if not rows or rows[0][2] == consumer.shards:
@@ -244,7 +251,7 @@ class ConsumerNode:
 
     # Working
 
-    async def _work(self, lease: Lease, reconnect: Reconnect) -> None:
+    async def _work(self, lease: ShardLease, reconnect: Reconnect) -> None:
         """Hold this node's share of the shards, for as long as the lease lasts."""
         reported = measured = looked = 0.0
         joined: set[int] = set()
@@ -282,7 +289,7 @@ class ConsumerNode:
             return self.settings.tick / 10
         return self.settings.tick if self.consumers else self.settings.report
 
-    async def _look(self, lease: Lease) -> None:
+    async def _look(self, lease: ShardLease) -> None:
         """Read the configured consumers: added, changed and removed ones."""
         if self._configured is None:
             return
@@ -291,7 +298,7 @@ class ConsumerNode:
             if not any(held.worker.consumer is consumer for held in self._held.values()):
                 await self._retire(consumer)
 
-    async def _settle(self, lease: Lease, shards: list[Shard], spread: "Spread") -> None:
+    async def _settle(self, lease: ShardLease, shards: list[Shard], spread: "Spread") -> None:
         """Check the held shards: workers that ended, are paused or fenced off, or must go to another node."""
         known = {shard.id: shard for shard in shards}
         extra = spread.extra()
@@ -318,7 +325,7 @@ class ConsumerNode:
             with contextlib.suppress(ConsumerLost):  # moved just now: the next check finds its fence gone
                 await held.worker.idle(self.settings.idle)
 
-    async def _take(self, lease: Lease, shards: list[Shard], spread: "Spread") -> None:
+    async def _take(self, lease: ShardLease, shards: list[Shard], spread: "Spread") -> None:
         """Start workers for free shards, up to this node's share."""
         now = time.monotonic()
         for shard in shards:
@@ -334,7 +341,7 @@ class ConsumerNode:
                 spread.took(shard.id)
                 await self._begin(lease, shard)
 
-    async def _begin(self, lease: Lease, shard: Shard) -> None:
+    async def _begin(self, lease: ShardLease, shard: Shard) -> None:
         rows = await lease.durably(sql("take_over"), {"id": shard.id})
         if not rows:
             await lease.unlock(shard.id)
@@ -343,7 +350,7 @@ class ConsumerNode:
         alone = not any(held.worker.consumer.origin is None for held in self._held.values())
         leads = self.settings.wakeup != "notify" and alone
         await lease.ask(sql("own"), {"name": shard.name, "shard": shard.shard, "owner": self.name})
-        worker = Worker(
+        worker = ConsumerWorker(
             self.consumers[shard.name],
             self._url,
             lease,
@@ -355,9 +362,9 @@ class ConsumerNode:
         )
         task = asyncio.get_running_loop().create_task(worker.run(), name=f"consumer {shard.name}/{shard.shard}")
         self._held[shard.id] = _Held(worker, task, self.name)
-        self._totals.setdefault((shard.name, shard.shard), Counts())
+        self._totals.setdefault((shard.name, shard.shard), ConsumerCounts())
 
-    async def _ended(self, lease: Lease, id: int, held: _Held) -> None:
+    async def _ended(self, lease: ShardLease, id: int, held: _Held) -> None:
         """Log why a worker ended without being stopped, and schedule a retry."""
         error = None if held.task.cancelled() else held.task.exception()
         worker, name = held.worker, held.worker.consumer.name
@@ -365,7 +372,7 @@ class ConsumerNode:
             text = f"{error}; go on: forge consumers rewind {name} --to start, or --to now"
             _log.error("%s has expired: %s", name, text)
             await lease.ask(sql("expire"), {"name": name, "shard": worker.shard, "error": text})
-        elif error is not None and not isinstance(error, (Stopped, ConsumerLost)):
+        elif error is not None and not isinstance(error, (WorkerStopped, ConsumerLost)):
             worker.counts.error = one_line(error, named=True)
             fix = f" (fix: {error.fix})" if isinstance(error, ForgeError) else ""
             backoff = self._waits.setdefault(id, Backoff(0.5, 30.0))
@@ -377,7 +384,7 @@ class ConsumerNode:
             )  # fmt: skip
         await self._let_go(lease, id, held)
 
-    async def _let_go(self, lease: Lease, id: int, held: _Held) -> None:
+    async def _let_go(self, lease: ShardLease, id: int, held: _Held) -> None:
         await self._tell(lease, held)
         await lease.ask(
             sql("disown"), {"name": held.worker.consumer.name, "shard": held.worker.shard, "owner": held.owner}
@@ -408,13 +415,13 @@ class ConsumerNode:
         for held in self._held.values():
             held.lag = await held.worker.lag()
 
-    async def _report(self, lease: Lease) -> None:
+    async def _report(self, lease: ShardLease) -> None:
         for id, held in list(self._held.items()):
             if held.worker.counts.delivered:
                 self._waits.pop(id, None)
             await self._tell(lease, held)
 
-    async def _tell(self, lease: Lease, held: _Held) -> None:
+    async def _tell(self, lease: ShardLease, held: _Held) -> None:
         worker = held.worker
         told = (worker.tries, held.lag)
         if not worker.counts and told == held.told:
@@ -423,7 +430,7 @@ class ConsumerNode:
         self._news = True
         counts = self._count(held)
         values = {"delivered": counts.delivered, "retried": counts.retried, "parked": counts.parked}
-        lag = {f"lag_{field}": held.lag and getattr(held.lag, field) for field in Lag._fields}
+        lag = {f"lag_{field}": held.lag and getattr(held.lag, field) for field in ConsumerLag._fields}
         await lease.ask(
             sql("report"),
             {
@@ -443,9 +450,9 @@ class ConsumerNode:
         except (ForgeError, psycopg.Error, OSError) as error:
             _log.warning("consumers: nobody could be told of news: %s", one_line(error, named=True))
 
-    def _count(self, held: _Held) -> Counts:
+    def _count(self, held: _Held) -> ConsumerCounts:
         """Take over the counts of a worker."""
-        counts, held.worker.counts = held.worker.counts, Counts()
+        counts, held.worker.counts = held.worker.counts, ConsumerCounts()
         place = (held.worker.consumer.name, held.worker.shard)
         self._totals[place] = self._totals[place] + counts
         return counts

@@ -14,8 +14,7 @@ from forge.capture.capabilities import need
 from forge.capture.filters import Filter
 from forge.capture.source import Source
 from forge.capture.urls import open_source, split_option
-from forge.deliver.consumers.errors import ConsumerInvalid
-from forge.errors import CursorForeign, CursorInvalid, ForgeError
+from forge.errors import ConsumerInvalid, CursorForeign, CursorInvalid, ForgeError
 
 NOW: Final = "now"
 START: Final = "start"
@@ -28,7 +27,7 @@ _KINDS: Final = {"forge": "log"}
 """Cursors begin with the kind of their source; those of the log do not."""
 
 
-class Origin(msgspec.Struct, frozen=True):
+class ConsumerOrigin(msgspec.Struct, frozen=True):
     """A source that a consumer reads. `name` contains no secrets, and is unique for each queue or slot."""
 
     url: str
@@ -39,7 +38,7 @@ class Origin(msgspec.Struct, frozen=True):
     """Whether other readers may read it too, without losing changes to each other."""
 
     def __repr__(self) -> str:
-        return f"Origin({self.text!r})"
+        return f"ConsumerOrigin({self.text!r})"
 
     @property
     def text(self) -> str:
@@ -47,7 +46,7 @@ class Origin(msgspec.Struct, frozen=True):
         return f"{self.kind} {self.name}"
 
     @classmethod
-    def of(cls, consumer: str, url: str, wanted: Filter) -> "Origin":
+    def of(cls, consumer: str, url: str, wanted: Filter) -> "ConsumerOrigin":
         """Return the source of a consumer; raise ConsumerInvalid."""
         url, slot = _with_slot(consumer, url)
         try:

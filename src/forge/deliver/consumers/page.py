@@ -8,7 +8,7 @@ from forge.change import Change
 from forge.cursor import Cursor, Position, Snapshot
 
 
-class Page(msgspec.Struct, frozen=True):
+class ChangePage(msgspec.Struct, frozen=True):
     """Changes in order; everything before `start` is handled, and `end` is the cursor after all of them."""
 
     start: Cursor
@@ -23,7 +23,7 @@ class Page(msgspec.Struct, frozen=True):
         >>> from datetime import datetime, UTC
         >>> log = LogIdentity("6f1c0b52-3f0e-4c57-9a53-0d6f2a3b9c11", "7310000000000000001", 1)
         >>> change = Change("1", Op.INSERT, "public", "t", Source("log", log.uuid, "7.8"), datetime.now(UTC))
-        >>> page = Page(Cursor(log, Snapshot(5, 9)), Cursor(log, Snapshot(12, 12)), [change, change])
+        >>> page = ChangePage(Cursor(log, Snapshot(5, 9)), Cursor(log, Snapshot(12, 12)), [change, change])
         >>> str(page.cursor(1)).removeprefix(f"forge1_{log}_"), page.cursor(0) == page.start
         ('5:9:_12:12:_7.8', True)
         """

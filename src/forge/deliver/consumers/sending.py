@@ -6,8 +6,8 @@ from typing import Any
 from forge.change import Change
 from forge.deliver.message import Message, of_change
 from forge.deliver.payload import Encode
-from forge.deliver.sink import NotDelivered, Refused, Sink
-from forge.errors import EncodeError
+from forge.deliver.sink import Sink
+from forge.errors import DeliveryRefused, EncodeError, NotDelivered
 
 Send = Callable[[Any, Sequence[Change]], Awaitable[None]]
 
@@ -25,7 +25,7 @@ def sending(sink: Sink, *, topic: str | None, encode: Encode) -> Send:
             end = len(changes) if unfit is None else unfit.place
             error.delivered = places[error.delivered] if error.delivered < len(places) else end
             raise
-        except Refused as error:
+        except DeliveryRefused as error:
             error.place = places[min(error.place, len(places) - 1)]
             raise
         if unfit is not None:
@@ -36,7 +36,7 @@ def sending(sink: Sink, *, topic: str | None, encode: Encode) -> Send:
 
 def _messages(
     changes: Sequence[Change], topic: str | None, encode: Encode
-) -> tuple[list[Message], list[int], Refused | None]:
+) -> tuple[list[Message], list[int], DeliveryRefused | None]:
     """Return the messages before the first change that cannot be encoded, the position of each one's change, and that
     error."""
     messages: list[Message] = []
@@ -45,7 +45,7 @@ def _messages(
         try:
             message = of_change(change, topic, encode=encode)
         except EncodeError as error:
-            return messages, places, Refused(str(error), fix=error.fix, place=place)
+            return messages, places, DeliveryRefused(str(error), fix=error.fix, place=place)
         if message is not None:
             messages.append(message)
             places.append(place)

@@ -26,15 +26,14 @@ import psycopg
 
 from forge import wire
 from forge.backoff import Backoff
-from forge.capture.source import Batch, Status, changes, in_snapshot
+from forge.capture.source import SourceBatch, Status, changes, in_snapshot
 from forge.change import Change
-from forge.deliver.consumers.errors import ConsumerLost
-from forge.deliver.consumers.feed import SAVE, Feed, Place
-from forge.deliver.consumers.lag import Lag
-from forge.deliver.consumers.lease import Lease
-from forge.deliver.consumers.origin import INSIDE, NOW, START, Origin
+from forge.deliver.consumers.feed import SAVE, ConsumerFeed, Place
+from forge.deliver.consumers.lag import ConsumerLag
+from forge.deliver.consumers.lease import ShardLease
+from forge.deliver.consumers.origin import INSIDE, NOW, START, ConsumerOrigin
 from forge.deliver.consumers.sql import sql
-from forge.errors import ForgeError
+from forge.errors import ConsumerLost, ForgeError
 from forge.postgres.connection import AsyncConnection
 
 KEEP: Final = 1.0
@@ -81,18 +80,18 @@ def standing(text: str) -> tuple[str, int]:
     return cursor, int(done or 0)
 
 
-class SourceFeed(Feed):
+class SourceFeed(ConsumerFeed):
     """The changes that a consumer of a source must handle."""
 
     at: str
 
-    def __init__(self, origin: Origin, id: int, cursor: str) -> None:
+    def __init__(self, origin: ConsumerOrigin, id: int, cursor: str) -> None:
         self._source = origin.open()
         self._id = id
         self.at = cursor
         self._held = INSIDE in cursor
         """Whether the batch under way is kept in the database."""
-        self._kept: Batch | None = None
+        self._kept: SourceBatch | None = None
         self._page = SourcePage(cursor, cursor, ())
         self._saved = self._acked = cursor
         self._streaming = False
@@ -110,17 +109,17 @@ class SourceFeed(Feed):
             if row is None:
                 raise ConsumerLost("the cursor was moved just now", fix="nothing: it is taken up from there")
             end, stored = row
-            self._kept = Batch([wire.decode(text) for text in stored[standing(self.at)[1] :]], end)
+            self._kept = SourceBatch([wire.decode(text) for text in stored[standing(self.at)[1] :]], end)
         async with self._source:
             yield
 
-    async def batches(self) -> AsyncGenerator[Batch]:
+    async def batches(self) -> AsyncGenerator[SourceBatch]:
         if (kept := self._kept) is not None:
             self._kept = None
             yield kept
             self._move(kept)
         if self.at == NOW:
-            beginning = Batch((), await self._source.now())
+            beginning = SourceBatch((), await self._source.now())
             yield beginning
             self._move(beginning)
         new = self.at == START
@@ -130,7 +129,7 @@ class SourceFeed(Feed):
                 yield batch
                 self._move(batch)
 
-    def _move(self, batch: Batch) -> None:
+    def _move(self, batch: SourceBatch) -> None:
         """Advance: a batch is handled, and its end saved."""
         self.at = batch.cursor
         if batch.changes:
@@ -140,7 +139,7 @@ class SourceFeed(Feed):
     def _in_snapshot(self) -> bool:
         return self.at == START or in_snapshot(self.at)
 
-    def page(self, batch: Batch) -> SourcePage:
+    def page(self, batch: SourceBatch) -> SourcePage:
         start, done = standing(self.at)
         self._page = SourcePage(start, batch.cursor, batch.changes, done, self._in_snapshot)
         return self._page
@@ -195,11 +194,11 @@ class SourceFeed(Feed):
             return None
         return text
 
-    async def lag(self, lease: Lease, saved: str) -> Lag | None:
+    async def lag(self, lease: ShardLease, saved: str) -> ConsumerLag | None:
         """Return the lag that the source reports, and the seconds since a change was handled; zero when it reports none
         left."""
         if self._status is None:
             return None
         left = (self._status.lag_changes, self._status.lag_bytes)
         seconds = 0.0 if 0 in left else time.monotonic() - self._handled
-        return Lag(left[0], seconds, left[1])
+        return ConsumerLag(left[0], seconds, left[1])

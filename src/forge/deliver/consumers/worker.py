@@ -32,18 +32,24 @@ from forge.change import Change
 from forge.changelog.follow import Wakeup
 from forge.deliver.consumers import letters
 from forge.deliver.consumers.barrier import Barrier
-from forge.deliver.consumers.context import Context, Transaction
+from forge.deliver.consumers.context import ConsumerContext, HandlerTransaction
 from forge.deliver.consumers.definition import Consumer
-from forge.deliver.consumers.errors import ConsumerLost, HandlerMisused, HandlerTimeout
-from forge.deliver.consumers.feed import Feed, Page, Place
+from forge.deliver.consumers.feed import ConsumerFeed, FeedPage, Place
 from forge.deliver.consumers.feeds import feed_of
 from forge.deliver.consumers.keys import Blocked, whole
-from forge.deliver.consumers.lag import Lag
-from forge.deliver.consumers.lease import Lease
+from forge.deliver.consumers.lag import ConsumerLag
+from forge.deliver.consumers.lease import ShardLease
 from forge.deliver.consumers.limit import Limit
 from forge.deliver.consumers.sql import sql
-from forge.deliver.sink import NotDelivered, Refused
-from forge.errors import one_line
+from forge.errors import (
+    ConsumerLost,
+    DeliveryRefused,
+    HandlerMisused,
+    HandlerTimeout,
+    NotDelivered,
+    WorkerStopped,
+    one_line,
+)
 from forge.postgres.connection import parameters, pin, typed_errors
 from forge.postgres.session import USERS
 
@@ -53,11 +59,7 @@ _FIX: Final = "nothing: whoever holds it now goes on from the last cursor that w
 _log = logging.getLogger("forge.consumers")
 
 
-class Stopped(Exception):
-    """The worker was stopped, and has saved its position."""
-
-
-class Counts:
+class ConsumerCounts:
     """The counts of a worker since they were last read."""
 
     def __init__(self) -> None:
@@ -69,8 +71,8 @@ class Counts:
     def __bool__(self) -> bool:
         return bool(self.delivered or self.retried or self.parked or self.error)
 
-    def __add__(self, other: "Counts") -> "Counts":
-        found = Counts()
+    def __add__(self, other: "ConsumerCounts") -> "ConsumerCounts":
+        found = ConsumerCounts()
         found.delivered = self.delivered + other.delivered
         found.retried = self.retried + other.retried
         found.parked = self.parked + other.parked
@@ -78,14 +80,14 @@ class Counts:
         return found
 
 
-class Worker:
+class ConsumerWorker:
     """Works on one shard while its fence holds."""
 
     def __init__(
         self,
         consumer: Consumer,
         url: str,
-        lease: Lease,
+        lease: ShardLease,
         *,
         id: int,
         shard: int,
@@ -97,16 +99,16 @@ class Worker:
         self.id = id
         self.shard = shard
         self.fence = fence
-        self.counts = Counts()
+        self.counts = ConsumerCounts()
         self.tries = 0
         """How often the call under way has failed."""
         self.saved = cursor
         self.calling: float | None = None
         """Since when a handler runs, by time.monotonic; None while none does."""
-        self._feed: Feed = feed_of(consumer, url, id=id, shard=shard, cursor=cursor, wakeup=wakeup)
+        self._feed: ConsumerFeed = feed_of(consumer, url, id=id, shard=shard, cursor=cursor, wakeup=wakeup)
         self._url = url
         self._lease = lease
-        self._context = Context(consumer.name, shard, consumer.shards, fence)
+        self._context = ConsumerContext(consumer.name, shard, consumer.shards, fence)
         self._turn = asyncio.Lock()
         self._saved_at = time.monotonic()
         self._breathed = 0.0
@@ -120,10 +122,10 @@ class Worker:
     # Reading
 
     async def run(self) -> None:
-        """Work until stopped (Stopped), fenced off (ConsumerLost), or the cursor is invalid (CursorError)."""
+        """Work until stopped (WorkerStopped), fenced off (ConsumerLost), or the cursor is invalid (CursorError)."""
         with typed_errors():
             named = parameters(self._url, application_name=f"forge {self.consumer.name}"[:63])
-            self._tx = await Transaction.connect(**named)
+            self._tx = await HandlerTransaction.connect(**named)
         try:
             await pin(self._tx, USERS)
             await self._tx.finish()
@@ -158,7 +160,7 @@ class Worker:
         async with self._turn:
             await self._save(self._feed.at)
 
-    async def lag(self) -> Lag | None:
+    async def lag(self) -> ConsumerLag | None:
         """Return the lag, as far as the feed knows it."""
         return await self._feed.lag(self._lease, self.saved)
 
@@ -181,12 +183,12 @@ class Worker:
             await self._breathe(page, place)
         await self._save(page.end)
 
-    async def _blocked(self, page: Page) -> Blocked:
+    async def _blocked(self, page: FeedPage) -> Blocked:
         found = await letters.blocked(self._tx, self.consumer.name, page.changes)
         await self._tx.abandon()
         return found
 
-    async def _some(self, page: Page, place: int, blocked: Blocked) -> int:
+    async def _some(self, page: FeedPage, place: int, blocked: Blocked) -> int:
         """Handle the next change, or the next few in one call; return the number of finished changes of the page."""
         changes, shards = page.changes, self.consumer.shards
         change = changes[place]
@@ -212,13 +214,13 @@ class Worker:
         self._alone = max(0, self._alone - (done - place))
         return done
 
-    async def _one_or_parked(self, page: Page, place: int, blocked: Blocked) -> int:
+    async def _one_or_parked(self, page: FeedPage, place: int, blocked: Blocked) -> int:
         if blocked.blocks(page.changes[place]):
             await self._park(page, place, letters.BEHIND, 0, blocked, behind=True)
             return place + 1
         return await self._call_until_done(page, place, place + 1, blocked)
 
-    async def _each(self, page: Page, place: int, blocked: Blocked) -> int:
+    async def _each(self, page: FeedPage, place: int, blocked: Blocked) -> int:
         """Call the handler for one change after the other, on the fast path; a failing change goes through retries.
         Return the number of finished changes of the page."""
         handler, context, lease, changes = self.consumer.handler, self._context, self._lease, page.changes
@@ -248,7 +250,7 @@ class Worker:
         return place
 
     async def _call_until_done(
-        self, page: Page, place: int, end: int, blocked: Blocked, error: Exception | None = None
+        self, page: FeedPage, place: int, end: int, blocked: Blocked, error: Exception | None = None
     ) -> int:
         """Handle some changes in one call, with retries; return the number of finished changes of the page, which may
         be lower than requested, and the last of them may be parked. `error` is that of a first try."""
@@ -264,7 +266,7 @@ class Worker:
                 kept = not context.used  # whether deliveries before the failure count; in ctx.tx all are rolled back
                 await self._undo(error)
                 self.counts.error = one_line(error, named=True)
-                if isinstance(error, Refused):
+                if isinstance(error, DeliveryRefused):
                     taken = min(max(error.place, 0), end - place - 1)
                     if taken and not kept:
                         end, error = place + taken, None
@@ -352,7 +354,7 @@ class Worker:
 
     # Time
 
-    async def _breathe(self, page: Page, place: int) -> None:
+    async def _breathe(self, page: FeedPage, place: int) -> None:
         """Between two calls: save periodically, stop if asked, yield to other tasks."""
         now = time.monotonic()
         if now - self._saved_at >= self._feed.save_after:
@@ -362,7 +364,7 @@ class Worker:
             await asyncio.sleep(0)
             self._breathed = time.monotonic()
 
-    async def _pause(self, page: Page, place: int, seconds: float) -> None:
+    async def _pause(self, page: FeedPage, place: int, seconds: float) -> None:
         """Wait before the next try, or until stopped."""
         if time.monotonic() - self._saved_at >= self._feed.save_after:
             await self._save(page.cursor(place))
@@ -373,10 +375,10 @@ class Worker:
             return
         await self._stop_if_asked(page, place)
 
-    async def _stop_if_asked(self, page: Page, place: int) -> None:
+    async def _stop_if_asked(self, page: FeedPage, place: int) -> None:
         if self._stopping.is_set():
             await self._save(page.cursor(place))
-            raise Stopped
+            raise WorkerStopped
 
     # Saving
 
@@ -427,7 +429,7 @@ class Worker:
         await self._tx.abandon()
 
     async def _park(
-        self, page: Page, place: int, error: str, tries: int, blocked: Blocked, *, behind: bool = False
+        self, page: FeedPage, place: int, error: str, tries: int, blocked: Blocked, *, behind: bool = False
     ) -> None:
         """Park a change and move the cursor after it, in one step."""
         change: Change = page.changes[place]
@@ -469,7 +471,7 @@ class Worker:
         self._letters = await letters.any_left(self._tx, self.consumer.name)
         await self._tx.abandon()
 
-    async def _again(self, letter: letters.Letter) -> None:
+    async def _again(self, letter: letters.ReplayLetter) -> None:
         """Replay one letter: it is handled and deleted in one transaction with the handler's writes in `ctx.tx`, or it
         stays."""
         self._lease.check()

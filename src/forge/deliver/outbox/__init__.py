@@ -9,8 +9,8 @@
 receiver that uses `forge.inbox` processes it exactly once.
 """
 
-from forge.deliver.outbox.node import OutboxNode, Sample
+from forge.deliver.outbox.node import OutboxNode, OutboxSample
 from forge.deliver.outbox.routes import Route, Routes
-from forge.deliver.outbox.worker import Settings, Worker
+from forge.deliver.outbox.worker import OutboxSettings, OutboxWorker
 
-__all__ = ["OutboxNode", "Route", "Routes", "Sample", "Settings", "Worker"]
+__all__ = ["OutboxNode", "OutboxSample", "OutboxSettings", "OutboxWorker", "Route", "Routes"]

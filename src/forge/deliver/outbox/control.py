@@ -12,7 +12,7 @@ from forge.deliver.outbox.sql import sql
 from forge.postgres.connection import Connection, connect, typed_errors
 
 
-class Lag(msgspec.Struct, frozen=True):
+class TopicLag(msgspec.Struct, frozen=True):
     """The state of a topic: `waiting` counts the due messages, `seconds` is the wait of the oldest."""
 
     topic: str
@@ -22,13 +22,13 @@ class Lag(msgspec.Struct, frozen=True):
     scheduled: int = 0
     dead: int = 0
 
-    def __add__(self, other: "Lag") -> "Lag":
+    def __add__(self, other: "TopicLag") -> "TopicLag":
         """Add two states, under the other's name.
 
-        >>> Lag("a", 1, 2.0, 1) + Lag("b", 2, 1.0, dead=3)
-        Lag(topic='b', waiting=3, seconds=2.0, retrying=1, scheduled=0, dead=3)
+        >>> TopicLag("a", 1, 2.0, 1) + TopicLag("b", 2, 1.0, dead=3)
+        TopicLag(topic='b', waiting=3, seconds=2.0, retrying=1, scheduled=0, dead=3)
         """
-        return Lag(
+        return TopicLag(
             other.topic,
             self.waiting + other.waiting,
             max(self.seconds, other.seconds),
@@ -38,13 +38,13 @@ class Lag(msgspec.Struct, frozen=True):
         )
 
 
-def lag_of(row: Sequence[Any]) -> Lag:
+def lag_of(row: Sequence[Any]) -> TopicLag:
     """Convert a row of the query `lag`."""
     topic, waiting, seconds, *others = row
-    return Lag(topic, waiting, max(0.0, seconds or 0.0), *others)
+    return TopicLag(topic, waiting, max(0.0, seconds or 0.0), *others)
 
 
-class Entry(msgspec.Struct, frozen=True):
+class OutboxEntry(msgspec.Struct, frozen=True):
     """A message in the outbox: waiting, retrying, scheduled, dead, or behind a dead one. `since` is the time of its
     next try, of its schedule, or of its parking."""
 
@@ -60,7 +60,7 @@ class Entry(msgspec.Struct, frozen=True):
     transaction_id: str
 
 
-class Control:
+class OutboxControl:
     """Queries and commands of operators, one connection each."""
 
     def __init__(self, url: str) -> None:
@@ -72,24 +72,24 @@ class Control:
             require_installed(connection)
             yield connection
 
-    def lag(self, topic: str | None = None) -> list[Lag]:
+    def lag(self, topic: str | None = None) -> list[TopicLag]:
         """Return the state of every topic that has messages."""
         with self._connection() as connection:
             rows = connection.execute(sql("lag"), {"topic": topic, "most": None}).fetchall()
         return [lag_of(row) for row in rows]
 
-    def waiting(self, topic: str | None = None, limit: int = 50) -> list[Entry]:
+    def waiting(self, topic: str | None = None, limit: int = 50) -> list[OutboxEntry]:
         """Return the first messages to send, then the scheduled ones."""
         return self._entries("waiting", topic, limit)
 
-    def dead(self, topic: str | None = None, limit: int = 50) -> list[Entry]:
+    def dead(self, topic: str | None = None, limit: int = 50) -> list[OutboxEntry]:
         """Return the first parked messages."""
         return self._entries("dead", topic, limit)
 
-    def _entries(self, query: str, topic: str | None, limit: int) -> list[Entry]:
+    def _entries(self, query: str, topic: str | None, limit: int) -> list[OutboxEntry]:
         with self._connection() as connection:
             rows = connection.execute(sql(query), {"topic": topic, "limit": limit}).fetchall()
-        return [Entry(*row) for row in rows]
+        return [OutboxEntry(*row) for row in rows]
 
     def replay_dead(self, *, topic: str | None = None, key: str | None = None, id: str | None = None) -> int:
         """Put parked messages back at their positions, with all that wait behind them; return their number."""

@@ -15,12 +15,12 @@ from typing import Final, NamedTuple
 import msgspec
 import psycopg
 
-from forge.deliver.outbox.control import Lag, lag_of
+from forge.deliver.outbox.control import TopicLag, lag_of
 from forge.deliver.outbox.routes import Routes
 from forge.deliver.outbox.sending import line_of
 from forge.deliver.outbox.session import CHANNEL
 from forge.deliver.outbox.sql import sql
-from forge.deliver.outbox.worker import Counts, Settings, Worker
+from forge.deliver.outbox.worker import OutboxCounts, OutboxSettings, OutboxWorker
 from forge.errors import ForgeError
 from forge.postgres.held_session import AsyncHeldSession, Reconnect
 
@@ -31,18 +31,18 @@ NOBODY: Final = "(none)"
 """The name in place of a route for a topic that has none."""
 
 
-class Sample(NamedTuple):
+class OutboxSample(NamedTuple):
     """Prometheus metrics of a route: the work of this node, and the state of the outbox across all nodes."""
 
     route: str
-    counts: Counts
-    lag: Lag | None
+    counts: OutboxCounts
+    lag: TopicLag | None
 
 
 class OutboxNode:
     """Works on the outbox while `running` lasts."""
 
-    def __init__(self, url: str, routes: Routes, settings: Settings = Settings()) -> None:  # noqa: B008
+    def __init__(self, url: str, routes: Routes, settings: OutboxSettings = OutboxSettings()) -> None:  # noqa: B008
         self.routes = routes
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when a worker ends without being stopped, with the reason."""
@@ -51,11 +51,11 @@ class OutboxNode:
         self._url = url
         self.settings = settings
         self.workers = [
-            Worker(url, route, routes.leave(route), settings)
+            OutboxWorker(url, route, routes.leave(route), settings)
             for route in routes.named.values()
             for _ in range(route.workers)
         ]
-        self._lags: dict[str, Lag] | None = None
+        self._lags: dict[str, TopicLag] | None = None
         self._news = True
         self._done = 0
         self._ending = asyncio.Event()
@@ -97,9 +97,9 @@ class OutboxNode:
             if route.sink is not None:
                 await route.sink.close()
 
-    def samples(self) -> Iterator[Sample]:
+    def samples(self) -> Iterator[OutboxSample]:
         """Return the metrics of the routes; waiting messages are counted up to 10,000."""
-        counts = {pattern: Counts() for pattern in self.routes.named}
+        counts = {pattern: OutboxCounts() for pattern in self.routes.named}
         for worker in self.workers:
             own, more = counts[worker.route.pattern], worker.counts
             own.sent, own.retried, own.parked = (
@@ -108,9 +108,11 @@ class OutboxNode:
                 own.parked + more.parked,
             )
         for pattern, done in counts.items():
-            yield Sample(pattern, done, None if self._lags is None else self._lags.get(pattern, Lag(pattern)))
+            yield OutboxSample(
+                pattern, done, None if self._lags is None else self._lags.get(pattern, TopicLag(pattern))
+            )
         if self._lags is not None and NOBODY in self._lags:
-            yield Sample(NOBODY, Counts(), self._lags[NOBODY])
+            yield OutboxSample(NOBODY, OutboxCounts(), self._lags[NOBODY])
 
     async def _started(self) -> None:
         for worker in self.workers:
@@ -166,7 +168,7 @@ class OutboxNode:
 
     async def _measure(self, session: AsyncHeldSession) -> None:
         rows = await session.ask(sql("lag"), {"topic": None, "most": _COUNTED})
-        found: dict[str, Lag] = {}
+        found: dict[str, TopicLag] = {}
         for lag in map(lag_of, rows):
             route = self.routes.route(lag.topic)
             name = NOBODY if route is None else route.pattern

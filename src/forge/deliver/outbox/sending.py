@@ -1,8 +1,8 @@
 """Pass claimed messages to a sink or a handler, and collect the result of each.
 
-No I/O of its own and no database: messages come in, in their order, and an Outcome goes out. A message of a key is
+No I/O of its own and no database: messages come in, in their order, and a SendOutcome goes out. A message of a key is
 passed on only after the ones before it were accepted, and none once `may` reports that the claim is over. A message
-that the Outcome lists as neither sent nor failed nor refused was not tried.
+that the SendOutcome lists as neither sent nor failed nor refused was not tried.
 """
 
 import asyncio
@@ -14,7 +14,8 @@ import msgspec
 
 from forge.deliver.message import Message
 from forge.deliver.outbox.routes import Handler, Route
-from forge.deliver.sink import NotDelivered, Refused, Sink
+from forge.deliver.sink import Sink
+from forge.errors import DeliveryRefused, NotDelivered
 
 MOST_ERROR: Final = 1000
 
@@ -27,7 +28,7 @@ class Claimed(NamedTuple):
     message: Message
 
 
-class Failure(NamedTuple):
+class SendFailure(NamedTuple):
     """The reason for a retry; `counts` is false where the message is not at fault."""
 
     error: str
@@ -35,11 +36,11 @@ class Failure(NamedTuple):
     counts: bool = True
 
 
-class Outcome(msgspec.Struct):
+class SendOutcome(msgspec.Struct):
     """The result of a batch, by seq. `down` is set when the receiver as a whole seems unavailable."""
 
     sent: list[int] = msgspec.field(default_factory=list)
-    failed: dict[int, Failure] = msgspec.field(default_factory=dict)
+    failed: dict[int, SendFailure] = msgspec.field(default_factory=dict)
     refused: dict[int, str] = msgspec.field(default_factory=dict)
     down: float | None = None
 
@@ -52,36 +53,36 @@ def line_of(error: BaseException) -> str:
     return found.encode(errors="replace").decode()[:MOST_ERROR]
 
 
-async def deliver(route: Route, claimed: Sequence[Claimed], may: Callable[[], bool]) -> Outcome:
+async def deliver(route: Route, claimed: Sequence[Claimed], may: Callable[[], bool]) -> SendOutcome:
     """Pass messages to the receiver of the route; each call begins only if it `may`."""
     if not may():
-        return Outcome()
+        return SendOutcome()
     if route.handler is not None:
         return await _handle(route.handler, route, claimed, may)
     assert route.sink is not None
     return await _send(route.sink, route, claimed)
 
 
-async def _send(sink: Sink, route: Route, claimed: Sequence[Claimed]) -> Outcome:
-    outcome = Outcome()
+async def _send(sink: Sink, route: Route, claimed: Sequence[Claimed]) -> SendOutcome:
+    outcome = SendOutcome()
     try:
         async with asyncio.timeout(route.timeout):
             await sink.send([each.message for each in claimed])
     except NotDelivered as error:
         place = max(0, min(error.delivered, len(claimed) - 1))
-        outcome.failed[claimed[place].seq] = Failure(line_of(error), error.after, counts=error.tried)
+        outcome.failed[claimed[place].seq] = SendFailure(line_of(error), error.after, counts=error.tried)
         if error.tried or error.after:  # else it is only slow
             outcome.down = error.after or 0.0
-    except Refused as error:
+    except DeliveryRefused as error:
         place = max(0, min(error.place, len(claimed) - 1))
         outcome.refused[claimed[place].seq] = line_of(error)
     except TimeoutError:
         place = 0
-        outcome.failed[claimed[0].seq] = Failure(f"the sink took longer than {route.timeout:g} s")
+        outcome.failed[claimed[0].seq] = SendFailure(f"the sink took longer than {route.timeout:g} s")
         outcome.down = 0.0
     except (Exception, asyncio.CancelledError) as error:
         place = 0
-        outcome.failed[claimed[0].seq] = Failure(_own(error))
+        outcome.failed[claimed[0].seq] = SendFailure(_own(error))
         outcome.down = 0.0
     else:
         place = len(claimed)
@@ -89,12 +90,12 @@ async def _send(sink: Sink, route: Route, claimed: Sequence[Claimed]) -> Outcome
     return outcome
 
 
-async def _handle(handler: Handler, route: Route, claimed: Sequence[Claimed], may: Callable[[], bool]) -> Outcome:
+async def _handle(handler: Handler, route: Route, claimed: Sequence[Claimed], may: Callable[[], bool]) -> SendOutcome:
     lines: dict[object, deque[Claimed]] = {}
     for each in claimed:
         lines.setdefault(each.seq if each.message.key is None else each.message.key, deque()).append(each)
     waiting = deque(lines.values())
-    outcome = Outcome()
+    outcome = SendOutcome()
 
     async def work() -> None:
         while waiting:
@@ -111,26 +112,26 @@ async def _handle(handler: Handler, route: Route, claimed: Sequence[Claimed], ma
     return outcome
 
 
-async def _call(handler: Handler, route: Route, claimed: Claimed, outcome: Outcome) -> bool:
+async def _call(handler: Handler, route: Route, claimed: Claimed, outcome: SendOutcome) -> bool:
     """Call the handler for one message; return whether it succeeded."""
     try:
         async with asyncio.timeout(route.timeout):
             returned = await handler(claimed.message)
-    except Refused as error:
+    except DeliveryRefused as error:
         outcome.refused[claimed.seq] = line_of(error)
     except NotDelivered as error:
-        outcome.failed[claimed.seq] = Failure(line_of(error), error.after, counts=error.tried)
+        outcome.failed[claimed.seq] = SendFailure(line_of(error), error.after, counts=error.tried)
     except TimeoutError as error:
         text = line_of(error) if str(error) else f"the handler took longer than {route.timeout:g} s"
-        outcome.failed[claimed.seq] = Failure(text)
+        outcome.failed[claimed.seq] = SendFailure(text)
     except (Exception, asyncio.CancelledError) as error:
-        outcome.failed[claimed.seq] = Failure(_own(error))
+        outcome.failed[claimed.seq] = SendFailure(_own(error))
     else:
         if returned is None:
             outcome.sent.append(claimed.seq)
             return True
         text = f"the handler returned a {type(returned).__name__}: it returns nothing, and raises what went wrong"
-        outcome.failed[claimed.seq] = Failure(text, counts=False)
+        outcome.failed[claimed.seq] = SendFailure(text, counts=False)
     return False
 
 

@@ -23,7 +23,7 @@ from forge.postgres.held_session import AsyncHeldSession
 CHANNEL: Final = "forge_outbox"
 
 
-class Session:
+class OutboxSession:
     """One session that listens to the outbox."""
 
     def __init__(self, held: AsyncHeldSession) -> None:
@@ -32,7 +32,7 @@ class Session:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(cls, url: str, name: str, *, lease: float, answer: float) -> AsyncIterator["Session"]:
+    async def open(cls, url: str, name: str, *, lease: float, answer: float) -> AsyncIterator["OutboxSession"]:
         """Open a session that loses its locks when it is silent in a transaction for `lease` seconds."""
         async with await AsyncHeldSession.open(url, name, answer=answer) as held:
             session = cls(held)

@@ -29,8 +29,8 @@ from forge.backoff import Backoff
 from forge.config import default
 from forge.deliver.message import Message
 from forge.deliver.outbox.routes import Route
-from forge.deliver.outbox.sending import Claimed, Outcome, deliver
-from forge.deliver.outbox.session import Session
+from forge.deliver.outbox.sending import Claimed, SendOutcome, deliver
+from forge.deliver.outbox.session import OutboxSession
 from forge.deliver.outbox.sql import sql
 from forge.postgres.connection import AsyncConnection, answering, connect_async, typed_errors
 from forge.postgres.held_session import Reconnect
@@ -42,7 +42,7 @@ _NOTHING: Final = "3:3:"
 _log = logging.getLogger("forge.outbox")
 
 
-class Settings(msgspec.Struct, frozen=True):
+class OutboxSettings(msgspec.Struct, frozen=True):
     """Settings of a node's outbox workers; the configuration supplies most defaults. Times in seconds."""
 
     poll: float = default("deliver.outbox_poll_interval")
@@ -63,7 +63,7 @@ class Settings(msgspec.Struct, frozen=True):
         return self.budget + timeout + self.answer
 
 
-class Page(NamedTuple):
+class ClaimedPage(NamedTuple):
     """The result of a claim: the messages to send, those to park behind a dead letter, and the end of the page."""
 
     claimed: list[Claimed]
@@ -77,7 +77,7 @@ class Page(NamedTuple):
     blocked: bool
 
 
-class Counts(msgspec.Struct):
+class OutboxCounts(msgspec.Struct):
     """The counts of a worker: sent messages, failed tries, parked messages."""
 
     sent: int = 0
@@ -85,12 +85,12 @@ class Counts(msgspec.Struct):
     parked: int = 0
 
 
-class Worker:
+class OutboxWorker:
     """Works on a route while `run` runs; `stop` lets the current batch finish."""
 
-    def __init__(self, url: str, route: Route, leave: str | None, settings: Settings) -> None:
+    def __init__(self, url: str, route: Route, leave: str | None, settings: OutboxSettings) -> None:
         self.route = route
-        self.counts = Counts()
+        self.counts = OutboxCounts()
         self.working = asyncio.Event()
         """Set once it is connected."""
         self._url = url
@@ -133,10 +133,10 @@ class Worker:
                 await self._wait(asyncio.sleep(self._reconnect.failed(error)))
 
     @contextlib.asynccontextmanager
-    async def _connected(self) -> AsyncIterator[Session]:
+    async def _connected(self) -> AsyncIterator[OutboxSession]:
         name, lease = f"forge outbox {self.route.pattern}", self._settings.lease(self.route.timeout)
         try:
-            async with Session.open(self._url, name, lease=lease, answer=self._settings.answer) as session:
+            async with OutboxSession.open(self._url, name, lease=lease, answer=self._settings.answer) as session:
                 self._safe = _NOTHING  # a server that crashed reuses numbers
                 values = {"take": self.route.regex, "leave": self._leave, "bytes": _MOST_BYTES}
                 with typed_errors():
@@ -150,7 +150,7 @@ class Worker:
             if self._other is not None:
                 await self._other.close()
 
-    async def _work(self, session: Session) -> None:
+    async def _work(self, session: OutboxSession) -> None:
         after, found, blocked = 0, False, False
         waits = Backoff(self._settings.blocked, self._settings.poll)
         page = await self._claim(session, [], after)
@@ -174,7 +174,7 @@ class Worker:
             if not self._stopping.is_set():
                 page = await self._claim(session, settling, after)
 
-    async def _claim(self, session: Session, settling: list[str], after: int) -> Page:
+    async def _claim(self, session: OutboxSession, settling: list[str], after: int) -> ClaimedPage:
         """Settle the previous batch and claim the next one, in one round trip."""
         self._wrote = self._wrote or bool(settling)
         before = (*settling, "COMMIT", "BEGIN") if session.in_transaction else ("BEGIN",)
@@ -182,7 +182,7 @@ class Worker:
         claim = f"EXECUTE forge_claim ({after}, {self.route.batch}, {self._limit}, '{self._safe}')"
         return self._page(await session.ask(*before, claim))
 
-    def _page(self, rows: Sequence[tuple[Any, ...]]) -> Page:
+    def _page(self, rows: Sequence[tuple[Any, ...]]) -> ClaimedPage:
         snapshot, lsn, flushed, last, full, blocked, free = rows[0][:7]
         claimed: list[Claimed] = []
         behind: list[int] = []
@@ -202,13 +202,13 @@ class Worker:
                 claimed.append(Claimed(seq, tries, message))
                 sure = sure and known
         taken = free and not claimed and not behind  # by another worker, which may release it soon
-        return Page(
+        return ClaimedPage(
             claimed[: self._limit], behind, snapshot, lsn, flushed, sure, last or 0, full, bool(blocked or taken)
         )
 
-    async def _deliver(self, session: Session, page: Page) -> Outcome:
+    async def _deliver(self, session: OutboxSession, page: ClaimedPage) -> SendOutcome:
         if not page.claimed:
-            return Outcome()
+            return SendOutcome()
         if not page.sure:
             if not page.flushed:
                 await self._flushed(session, page.lsn)
@@ -243,7 +243,7 @@ class Worker:
         finally:
             loop.remove_reader(line)
 
-    async def _flushed(self, session: Session, lsn: str) -> None:
+    async def _flushed(self, session: OutboxSession, lsn: str) -> None:
         """Return when the WAL is flushed up to this position; force the flush if no other session does."""
         for patience in (0.0, 0.001):
             await asyncio.sleep(patience)
@@ -255,7 +255,7 @@ class Worker:
             await self._other.execute("SET synchronous_commit = local")  # overrides the setting of the database
             await self._other.execute(sql("flush"))
 
-    def _settled(self, session: Session, page: Page, outcome: Outcome) -> list[str]:
+    def _settled(self, session: OutboxSession, page: ClaimedPage, outcome: SendOutcome) -> list[str]:
         """Return the statements that store the results of a batch."""
         found: list[str] = []
         tries = {each.seq: each.tries for each in page.claimed}
@@ -294,7 +294,7 @@ class Worker:
     def _delay(self, tries: int, after: float | None) -> float:
         return Backoff(*self.route.backoff, failures=tries).next(at_least=after or 0.0)
 
-    async def _ended(self, session: Session, settling: list[str]) -> float | None:
+    async def _ended(self, session: OutboxSession, settling: list[str]) -> float | None:
         """Settle the batch and end the transaction; return the seconds until the next retry. The WAL of this worker is
         flushed while it is idle, so that the next message need not wait for that."""
         asked = [*settling, "COMMIT"]
@@ -304,7 +304,7 @@ class Worker:
         self._wrote = False
         return None if again is None else float(again)
 
-    async def _sleep(self, session: Session, pause: float) -> None:
+    async def _sleep(self, session: OutboxSession, pause: float) -> None:
         """Wait for a message of the route, at most the given seconds; longer where the receiver is down."""
         if self._stopping.is_set():
             return

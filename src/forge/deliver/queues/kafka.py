@@ -22,8 +22,7 @@ from typing import Any, Final
 
 from forge.deliver.entry import filled, headers, template, unfit_header
 from forge.deliver.message import Message
-from forge.deliver.sink import NotDelivered, Refused
-from forge.errors import ConfigError
+from forge.errors import ConfigError, DeliveryRefused, NotDelivered
 
 _TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _OURS: Final = {
@@ -90,7 +89,7 @@ class Kafka:
             except NotDelivered:
                 await self._give_up()
                 raise
-            except Refused as error:
+            except DeliveryRefused as error:
                 if error.__cause__ is not None:  # the broker refused it: the producer has stopped
                     await self._give_up()
                 raise
@@ -125,7 +124,7 @@ class Kafka:
                 return False
             raise self._trouble(batch.error(place), messages[place], before + place)
         if unfit is not None:
-            raise Refused(f"message {messages[place].id}: {unfit}", place=before + place)
+            raise DeliveryRefused(f"message {messages[place].id}: {unfit}", place=before + place)
         return True
 
     def _enqueue(self, messages: Sequence[Message], batch: "_Batch") -> str | None:
@@ -192,11 +191,11 @@ class Kafka:
             said = error.args[0].str()
             raise ConfigError(f"librdkafka does not take the settings: {said}", fix="see the setting named") from None
 
-    def _trouble(self, error: Any, message: Message, place: int) -> NotDelivered | Refused:
+    def _trouble(self, error: Any, message: Message, place: int) -> NotDelivered | DeliveryRefused:
         said = f"{self._where}: {error.str()} (message {message.id})"
-        found: NotDelivered | Refused
+        found: NotDelivered | DeliveryRefused
         if error.code() in self._never():
-            found = Refused(said, place=place)
+            found = DeliveryRefused(said, place=place)
         else:
             found = NotDelivered(said, fix="see to Kafka and the topic", delivered=place)
         found.__cause__ = self._kafka.KafkaException(error)

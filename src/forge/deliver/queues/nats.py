@@ -23,8 +23,7 @@ import msgspec
 
 from forge.deliver.entry import filled, headers, template, unfit_header, without_password
 from forge.deliver.message import Message
-from forge.deliver.sink import NotDelivered, Refused
-from forge.errors import ConfigError
+from forge.errors import ConfigError, DeliveryRefused, NotDelivered
 from forge.tasks import observed
 
 _SUBJECT: Final = re.compile(r"[^\s.*>\0]+(\.[^\s.*>\0]+)*")
@@ -120,7 +119,7 @@ class Nats:
         for place, message in enumerate(sending.messages):
             unfit = self._unfit(message)
             if unfit is not None:
-                sending.stop(place, Refused(f"message {message.id}: {unfit}", place=place))
+                sending.stop(place, DeliveryRefused(f"message {message.id}: {unfit}", place=place))
                 return
 
     def _unfit(self, message: Message) -> str | None:
@@ -187,7 +186,7 @@ class Nats:
                 sending.fail(error)
         sending.settle()
 
-    def _trouble(self, answer: Any, message: Message, place: int) -> NotDelivered | Refused | None:
+    def _trouble(self, answer: Any, message: Message, place: int) -> NotDelivered | DeliveryRefused | None:
         if answer.headers and answer.headers.get("Status") == "503":
             return NotDelivered(
                 f"no stream of {self._where} takes {self._subject_of(message)!r}",
@@ -199,7 +198,7 @@ class Nats:
             return None
         text = f"{self._where}: {said.get('description')} (message {message.id})"
         if said.get("err_code") == _TOO_LARGE:
-            return Refused(text, place=place)
+            return DeliveryRefused(text, place=place)
         return NotDelivered(text, fix="see to the stream's limits and NATS's room", delivered=place)
 
     def _not_delivered(self, error: BaseException, sending: "_Sending") -> NotDelivered:
@@ -291,7 +290,7 @@ class _Sending:
         self.messages = messages
         self.taken = [False] * len(messages)
         self.end = len(messages)
-        self.trouble: NotDelivered | Refused | None = None
+        self.trouble: NotDelivered | DeliveryRefused | None = None
         self.under_way = 0
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         chains: dict[str | None, deque[int]] = {}
@@ -305,7 +304,7 @@ class _Sending:
         """The number of delivered messages, from the first on."""
         return next((place for place, taken in enumerate(self.taken) if not taken), len(self.taken))
 
-    def stop(self, place: int, trouble: NotDelivered | Refused) -> None:
+    def stop(self, place: int, trouble: NotDelivered | DeliveryRefused) -> None:
         """Note that the message at a position was not delivered; those before it may still be."""
         if place < self.end:
             self.end, self.trouble = place, trouble

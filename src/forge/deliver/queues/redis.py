@@ -21,8 +21,7 @@ from typing import Any, Final
 
 from forge.deliver.entry import filled, headers, share, template, unfit_header, without_password
 from forge.deliver.message import Message
-from forge.deliver.sink import NotDelivered, Refused
-from forge.errors import ConfigError
+from forge.errors import ConfigError, DeliveryRefused, NotDelivered
 
 PAYLOAD: Final = "payload"
 LARGEST: Final = 512 << 20
@@ -125,11 +124,11 @@ class RedisStreams:
                         for some in _chunks(messages):
                             await self._add(some, delivered)
                             delivered += len(some)
-                    except Refused:
+                    except DeliveryRefused:
                         await self._replicated()
                         raise
                     await self._replicated()
-            except Refused:
+            except DeliveryRefused:
                 raise
             except BaseException as error:
                 await self._give_up()
@@ -150,7 +149,7 @@ class RedisStreams:
             if unfit is not None:
                 if keys:
                     await self._script(keys, arguments, before)
-                raise Refused(f"message {message.id}: {unfit}", place=before + place)
+                raise DeliveryRefused(f"message {message.id}: {unfit}", place=before + place)
             keys.append(self._stream_of(message))
             fields = headers(message)
             arguments += (f"{message.topic} {message.id}", str(2 * len(fields) + 2))

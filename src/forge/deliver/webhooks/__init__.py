@@ -5,7 +5,8 @@ forge webhooks add crm https://crm.example.com/hook --table orders
 """
 
 from forge.deliver.webhooks.endpoints import Endpoint, Endpoints
-from forge.deliver.webhooks.signature import SignatureInvalid, new_secret, verify
+from forge.deliver.webhooks.signature import new_secret, verify
 from forge.deliver.webhooks.webhook import Webhook
+from forge.errors import SignatureInvalid
 
 __all__ = ["Endpoint", "Endpoints", "SignatureInvalid", "Webhook", "new_secret", "verify"]

@@ -26,14 +26,13 @@ from forge.changelog.reader import Reader
 from forge.config import nearest
 from forge.deliver.consumers.control import Control
 from forge.deliver.consumers.definition import MOST_BATCH, USUAL, WEBHOOK, Consumer, Consumers
-from forge.deliver.consumers.errors import ConsumerUnknown
-from forge.deliver.consumers.lease import Lease
+from forge.deliver.consumers.lease import ShardLease
 from forge.deliver.consumers.sql import sql as consumers_sql
 from forge.deliver.message import Message
 from forge.deliver.payload import Envelope, Payload
 from forge.deliver.webhooks.signature import new_secret
-from forge.deliver.webhooks.webhook import BUDGET, Answer, Webhook
-from forge.errors import ConfigError, ForgeError
+from forge.deliver.webhooks.webhook import BUDGET, EndpointResponse, Webhook
+from forge.errors import ConfigError, ConsumerUnknown, ForgeError, WebhookInvalid, WebhookUnknown
 from forge.postgres.connection import AsyncConnection, connect_async, typed_errors
 from forge.postgres.queries import query_file
 
@@ -45,14 +44,6 @@ TEST: Final = "forge.test"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,53}")
 _ANEW: Final = "remove it, and add it again"
 _log = logging.getLogger("forge.consumers")
-
-
-class WebhookInvalid(ForgeError):
-    """An endpoint is invalid."""
-
-
-class WebhookUnknown(ForgeError):
-    """There is no endpoint of that name."""
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -188,7 +179,7 @@ class Endpoints:
                 await _rows(connection, consumers_sql("register"), values)
         return endpoint
 
-    async def test(self, name: str) -> Answer:
+    async def test(self, name: str) -> EndpointResponse:
         """Send one message of the topic `forge.test` immediately; raise NotDelivered if it is not answered."""
         async with self._known(name) as (_, endpoint):
             pass
@@ -254,7 +245,7 @@ class Configured:
     def __init__(self) -> None:
         self._made: dict[str, tuple[tuple[Any, ...], Consumer | None]] = {}
 
-    async def __call__(self, lease: Lease) -> dict[str, Consumer]:
+    async def __call__(self, lease: ShardLease) -> dict[str, Consumer]:
         before, self._made = self._made, {}
         for row in await lease.ask(_sql("all"), {"name": None}):
             made = before.get(row[0])

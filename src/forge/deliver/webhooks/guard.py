@@ -12,16 +12,12 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from forge.errors import ConfigError
+from forge.errors import AddressRefused, ConfigError
 
 _EMBEDDED: Final = IPv6Network("64:ff9b::/96")
 _INSIDE: Final = (IPv4Network("192.0.0.0/24"), IPv4Network("168.63.129.16/32"))
 """Internal addresses of clouds that look public; older Python versions do not know the first."""
 _MOST: Final = 2048
-
-
-class AddressRefused(OSError):
-    """A name resolves to an address that is not allowed for webhooks."""
 
 
 class Guard:

@@ -13,15 +13,11 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Final
 
-from forge.errors import ConfigError, ForgeError
+from forge.errors import ConfigError, SignatureInvalid
 
 PREFIX: Final = "whsec_"
 TOLERANCE: Final = 300.0
 """The maximum clock difference between sender and receiver, in seconds, in either direction."""
-
-
-class SignatureInvalid(ForgeError):
-    """A request is not from an owner of the secret, or it is a replay of an old one."""
 
 
 def new_secret() -> str:

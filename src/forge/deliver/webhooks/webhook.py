@@ -29,11 +29,10 @@ import msgspec
 
 from forge.deliver.entry import HEADER, unfit_header
 from forge.deliver.message import JSON, Message
-from forge.deliver.sink import NotDelivered, Refused
 from forge.deliver.webhooks.breaker import Breaker
-from forge.deliver.webhooks.guard import AddressRefused, Guard
+from forge.deliver.webhooks.guard import Guard
 from forge.deliver.webhooks.signature import key_of, sign
-from forge.errors import ConfigError
+from forge.errors import AddressRefused, ConfigError, DeliveryRefused, NotDelivered
 
 LARGEST: Final = 4 << 20
 """The maximum size of one body in bytes."""
@@ -50,7 +49,7 @@ _OWN: Final = frozenset(
 )
 
 
-class Answer(msgspec.Struct, frozen=True):
+class EndpointResponse(msgspec.Struct, frozen=True):
     """The answer of an endpoint."""
 
     status: int
@@ -132,7 +131,7 @@ class Webhook:
             start = end
         sending.conclude()
 
-    async def ask(self, message: Message) -> Answer:
+    async def ask(self, message: Message) -> EndpointResponse:
         """Send one request and return any answer; raise NotDelivered where there is none."""
         return await self._post(*self._request([message]))
 
@@ -166,7 +165,7 @@ class Webhook:
         except NotDelivered as error:
             sending.failed(error)
             return False
-        except Refused as error:
+        except DeliveryRefused as error:
             if len(places) > 1:  # one of them is the cause: find it
                 half = len(places) // 2
                 return await self._try(sending, places[:half]) and await self._try(sending, places[half:])
@@ -178,10 +177,10 @@ class Webhook:
     async def _deliver(self, messages: Sequence[Message]) -> None:
         for message in messages:
             if unfit := _unfit(message):
-                raise Refused(f"message {message.id!r}: {unfit}")
+                raise DeliveryRefused(f"message {message.id!r}: {unfit}")
         id, body, headers = self._request(messages)
         if len(body) > LARGEST:
-            raise Refused(f"{len(body):,} bytes are more than a webhook is sent, which is {LARGEST:,}")
+            raise DeliveryRefused(f"{len(body):,} bytes are more than a webhook is sent, which is {LARGEST:,}")
         try:
             answer = await self._post(id, body, headers)
         except NotDelivered:
@@ -192,7 +191,7 @@ class Webhook:
             return
         said = f"{self._host} answered {answer.status}" + (f": {answer.text}" if answer.text else "")
         if answer.status in _UNFIT:
-            raise Refused(said)
+            raise DeliveryRefused(said)
         self._breaker.failed()
         raise NotDelivered(said, fix=_fix(answer.status), after=answer.retry_after)
 
@@ -202,7 +201,7 @@ class Webhook:
             return messages[0].id, messages[0].payload, self._message_headers(messages[0])
         return _batch_id(messages), _batch_body(messages), {"content-type": JSON}
 
-    async def _post(self, id: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+    async def _post(self, id: str, body: bytes, headers: Mapping[str, str]) -> EndpointResponse:
         async with self._room:
             began, at = time.monotonic(), int(time.time())
             signed = {
@@ -218,7 +217,7 @@ class Webhook:
                     answered = await self._read(response)
                     text = "" if response.status < 300 else _line(answered)
                     wait = _retry_after(response.headers.get("retry-after"))
-                    return Answer(response.status, text, time.monotonic() - began, wait)
+                    return EndpointResponse(response.status, text, time.monotonic() - began, wait)
             except TimeoutError:
                 raise NotDelivered(
                     f"{self._host} did not answer within {self._timeout:g} s",
@@ -279,7 +278,7 @@ class _Sending:
     def __init__(self, messages: Sequence[Message], deadline: float) -> None:
         self.messages = messages
         self._taken = [False] * len(messages)
-        self._refused: dict[int, Refused] = {}
+        self._refused: dict[int, DeliveryRefused] = {}
         self._error: NotDelivered | None = None
         self._deadline = deadline
 
@@ -303,7 +302,7 @@ class _Sending:
         if before is None or not before.tried or (error.after or 0.0) > (before.after or 0.0):
             self._error = error
 
-    def refused(self, place: int, error: Refused) -> None:
+    def refused(self, place: int, error: DeliveryRefused) -> None:
         self._refused[place] = error
 
     def conclude(self) -> None:

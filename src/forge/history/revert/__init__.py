@@ -26,10 +26,10 @@ from psycopg.rows import tuple_row
 
 from forge.errors import RevertRefused
 from forge.history.revert import chosen, tables
-from forge.history.revert.apply import REDACTED, Conflict, Settings, Writer, pinned
+from forge.history.revert.apply import REDACTED, Conflict, RevertWriter, Settings, pinned
 from forge.history.revert.chosen import MOST_BYTES, MOST_CHANGES, Choice, Image, Logged
 from forge.history.revert.collapse import Kind, collapse
-from forge.history.revert.tables import Table
+from forge.history.revert.tables import RevertTable
 from forge.postgres.connection import Connection, typed_errors
 from forge.postgres.text import check_storable
 
@@ -39,9 +39,9 @@ __all__ = [
     "UNSEEN",
     "Choice",
     "Conflict",
-    "Plan",
+    "RevertPlan",
+    "RevertStep",
     "Reverted",
-    "Step",
     "plan_revert",
     "revert",
 ]
@@ -53,7 +53,7 @@ UNSEEN = msgspec.Raw(b'{"$unavailable":true}')
 _WHOLE = {"T": "truncated", "S": "redefined", "X": "changed in a way that was not logged"}
 
 
-class Step(msgspec.Struct, frozen=True):
+class RevertStep(msgspec.Struct, frozen=True):
     """The undo of one row: the values to write, and the current ones.
 
     Values are JSON, as in the log; those of columns that are excluded or masked, or were when they were dropped, are
@@ -68,12 +68,12 @@ class Step(msgspec.Struct, frozen=True):
     changes: int
 
 
-class Plan(msgspec.Struct, frozen=True):
+class RevertPlan(msgspec.Struct, frozen=True):
     """The plan of a revert. `changes` are the chosen ones; if there is a conflict, nothing is done."""
 
     choice: Choice
     changes: int
-    steps: Sequence[Step]
+    steps: Sequence[RevertStep]
     conflicts: Sequence[Conflict]
 
 
@@ -86,7 +86,7 @@ class Reverted(msgspec.Struct, frozen=True):
     choice: Choice
     changes: int
     transaction: str | None
-    steps: Sequence[Step]
+    steps: Sequence[RevertStep]
     adjusted: Mapping[str, Sequence[str]]
 
     @property
@@ -95,11 +95,11 @@ class Reverted(msgspec.Struct, frozen=True):
         return dict(Counter(step.table for step in self.steps))
 
 
-def plan_revert(connection: Connection, choice: Choice) -> Plan:
+def plan_revert(connection: Connection, choice: Choice) -> RevertPlan:
     """Return what would be done, and every conflict; lock and write nothing."""
     with _transaction(connection, "REPEATABLE READ, READ ONLY") as settings:
         found = _Found(connection, choice, settings)
-        return Plan(choice, len(found.changes), found.steps(), found.conflicts(lock=False))
+        return RevertPlan(choice, len(found.changes), found.steps(), found.conflicts(lock=False))
 
 
 def revert(connection: Connection, choice: Choice, *, by: str | None = None) -> Reverted:
@@ -147,15 +147,15 @@ class _Found:
         rows = [] if self._whole else [_renamed(change, self.tables[change.tracked]) for change in self.changes]
         self.undos = collapse(rows)
         keys = tables.foreign_keys(connection, self.tables.values())
-        self.writer = Writer(connection, self.tables, keys, settings)
+        self.writer = RevertWriter(connection, self.tables, keys, settings)
 
     def conflicts(self, *, lock: bool) -> list[Conflict]:
         return self._whole or self.writer.check(self.undos, lock=lock)
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[RevertStep]:
         """Return the steps in the order of the plan: by table, newest change first."""
         return [
-            Step(
+            RevertStep(
                 undo.kind,
                 self.tables[undo.tracked].title,
                 undo.now or undo.target or "*",
@@ -188,7 +188,9 @@ def _transaction(connection: Connection, isolation: str) -> Iterator[Settings]:
             yield pinned(connection)
 
 
-def _whole_tables(connection: Connection, changes: Iterable[Logged], known: Mapping[int, Table]) -> Iterable[Conflict]:
+def _whole_tables(
+    connection: Connection, changes: Iterable[Logged], known: Mapping[int, RevertTable]
+) -> Iterable[Conflict]:
     """Yield conflicts for changes of whole tables, and of tables that are not tracked, which cannot be undone."""
     seen = set()
     names: dict[int, str] = dict(
@@ -203,7 +205,7 @@ def _whole_tables(connection: Connection, changes: Iterable[Logged], known: Mapp
             yield Conflict(names[change.tracked], None, reason)
 
 
-def _renamed(change: Logged, table: Table) -> Logged:
+def _renamed(change: Logged, table: RevertTable) -> Logged:
     """Return the change with its columns named as in the plan."""
     names = table.versions[change.version].names
 

@@ -22,7 +22,7 @@ from psycopg.rows import tuple_row
 from forge.errors import RevertRefused
 from forge.history.revert.chosen import Image, parsed
 from forge.history.revert.collapse import WHOLE, Undo
-from forge.history.revert.tables import ROW, ForeignKey, Table, order
+from forge.history.revert.tables import ROW, ForeignKey, RevertTable, order
 from forge.postgres import session
 from forge.postgres.connection import Connection
 
@@ -78,11 +78,11 @@ def put(cursor: psycopg.Cursor[Any], settings: Iterable[tuple[str, str]]) -> Non
     )
 
 
-class Writer:
+class RevertWriter:
     """A connection inside a transaction, and the tables to write."""
 
     def __init__(
-        self, connection: Connection, tables: Mapping[int, Table], keys: Sequence[ForeignKey], settings: Settings
+        self, connection: Connection, tables: Mapping[int, RevertTable], keys: Sequence[ForeignKey], settings: Settings
     ) -> None:
         self._connection = connection
         self._settings = settings
@@ -109,7 +109,7 @@ class Writer:
             found = list(self._references(groups))
         return found
 
-    def _reasons(self, table: Table, undo: Undo, leaving: set[tuple[int, str | None]]) -> Iterator[str]:
+    def _reasons(self, table: RevertTable, undo: Undo, leaving: set[tuple[int, str | None]]) -> Iterator[str]:
         if not table.key:
             yield "the table has no primary key"
             return
@@ -147,7 +147,7 @@ class Writer:
         if undo.target is not None and undo.target != undo.now and taken in self._now and taken not in leaving:
             yield "a row with that key is there" if undo.kind == "insert" else f"a row {undo.target} is there"
 
-    def _later(self, table: Table, undos: Sequence[Undo]) -> list[Conflict]:
+    def _later(self, table: RevertTable, undos: Sequence[Undo]) -> list[Conflict]:
         """Return rows to delete whose hidden columns another writer changed since: no image shows it."""
         watched = {undo.now: undo for undo in undos if undo.kind == "delete"}
         if not watched or not any(column.hidden for column in table.columns.values()):
@@ -255,7 +255,7 @@ class Writer:
             self._cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
         return self._settled(groups, written)
 
-    def _statements(self, phase: str, table: Table, undos: Sequence[Undo]) -> Iterator[Statement]:
+    def _statements(self, phase: str, table: RevertTable, undos: Sequence[Undo]) -> Iterator[Statement]:
         if phase == "delete" and undos:
             keys = [self._key_image(table, undo.expected) for undo in undos]
             statement = sql.SQL("DELETE FROM {} {} USING unnest({}::json[]) s (key) WHERE {}").format(
@@ -362,7 +362,7 @@ class Writer:
         yield
         put(self._cursor, [(name, session.TEXTS[name]) for name, _ in self._settings])
 
-    def _key_image(self, table: Table | None, image: Image) -> str:
+    def _key_image(self, table: RevertTable | None, image: Image) -> str:
         assert table is not None
         return _encoded({name: image[name] for name in table.key})
 
@@ -378,7 +378,7 @@ def _check_count(count: int, wanted: int) -> None:
         )
 
 
-def _retouched(table: Table, key: str | None, columns: Sequence[str] = ()) -> RevertRefused:
+def _retouched(table: RevertTable, key: str | None, columns: Sequence[str] = ()) -> RevertRefused:
     what = f"{_list(columns)} of it" if columns else "it"
     conflict = Conflict(table.title, key, f"a trigger or a foreign key changed {what} once more")
     return RevertRefused(
@@ -395,7 +395,7 @@ def _by_table(undos: Iterable[Undo]) -> dict[int, list[Undo]]:
     return dict(groups)
 
 
-def _by_columns(table: Table, undos: Iterable[Undo]) -> Iterator[tuple[tuple[str, ...], list[Undo]]]:
+def _by_columns(table: RevertTable, undos: Iterable[Undo]) -> Iterator[tuple[tuple[str, ...], list[Undo]]]:
     """Group undos that write the same columns; generated columns are never written."""
     groups: dict[tuple[str, ...], list[Undo]] = defaultdict(list)
     for undo in undos:

@@ -21,7 +21,7 @@ ROW: Final = "forge_now"
 """The alias of a table's row in the statements built here; no column is used under that name alone."""
 
 
-class Column(msgspec.Struct, frozen=True):
+class RevertColumn(msgspec.Struct, frozen=True):
     """A column in its current form; `hidden` if the log has no values of it."""
 
     name: str
@@ -46,7 +46,7 @@ class ForeignKey(msgspec.Struct, frozen=True):
     on_update: str
 
 
-class Version(msgspec.Struct, frozen=True):
+class LoggedColumns(msgspec.Struct, frozen=True):
     """The column names of some of the log's rows, mapped to their names in a plan.
 
     That is the current name; a dropped column keeps its old one, with a suffix that no column has.
@@ -58,19 +58,19 @@ class Version(msgspec.Struct, frozen=True):
     retyped: tuple[str, ...]
 
 
-class Table(msgspec.Struct, frozen=True):
+class RevertTable(msgspec.Struct, frozen=True):
     """A tracked table."""
 
     tracked: int
     relation: int
     schema: str
     name: str
-    columns: Mapping[str, Column]
+    columns: Mapping[str, RevertColumn]
     key: tuple[str, ...]
     row_id: str
     image: str
     inherited: bool
-    versions: Mapping[int, Version]
+    versions: Mapping[int, LoggedColumns]
     veiled: frozenset[str]
     """Columns whose values are not shown in a plan, by their names there."""
 
@@ -124,7 +124,7 @@ def find(connection: Connection, names: Sequence[str]) -> list[int]:
     return found
 
 
-def load(connection: Connection, tracked: Iterable[int]) -> dict[int, Table]:
+def load(connection: Connection, tracked: Iterable[int]) -> dict[int, RevertTable]:
     """Return the tracked tables by number; tables that are not tracked are left out."""
     cursor = connection.cursor(row_factory=tuple_row)
     rows = cursor.execute(
@@ -142,13 +142,13 @@ def load(connection: Connection, tracked: Iterable[int]) -> dict[int, Table]:
         known = versions_of(cursor, number)
         versions = {id: _version(version, relation, columns) for id, version in known.items()}
         veiled = _veiled(columns, versions, veils(known, unlogged))
-        found[number] = Table(
+        found[number] = RevertTable(
             number, relation, schema, name, columns, tuple(key), row_id, image, inherited, versions, veiled
         )
     return found
 
 
-def _columns(cursor: Any, tracked: int, relation: int, unlogged: list[str]) -> dict[str, Column]:
+def _columns(cursor: Any, tracked: int, relation: int, unlogged: list[str]) -> dict[str, RevertColumn]:
     rows = cursor.execute(
         "SELECT c.name, c.type, c.kind, a.attnum, a.attgenerated <> '', c.name = ANY (%(unlogged)s)"
         " FROM forge.tracked_table t, forge.table_columns(%(relation)s, t.excluded, t.masked) c"
@@ -156,10 +156,12 @@ def _columns(cursor: Any, tracked: int, relation: int, unlogged: list[str]) -> d
         " ORDER BY c.position",
         {"relation": relation, "tracked": tracked, "unlogged": unlogged},
     )
-    return {row[0]: Column(*row) for row in rows}
+    return {row[0]: RevertColumn(*row) for row in rows}
 
 
-def _version(logged: definitions.Version, relation: int, columns: Mapping[str, Column]) -> Version:
+def _version(
+    logged: definitions.DefinitionVersion, relation: int, columns: Mapping[str, RevertColumn]
+) -> LoggedColumns:
     by_number = {column.attnum: column for column in columns.values()}
     names: dict[str, str] = {}
     unseen, retyped = [], []
@@ -172,17 +174,17 @@ def _version(logged: definitions.Version, relation: int, columns: Mapping[str, C
                 unseen.append(now.name)
             if field.type != now.type:
                 retyped.append(now.name)
-    return Version(names, tuple(unseen), tuple(retyped))
+    return LoggedColumns(names, tuple(unseen), tuple(retyped))
 
 
 def _veiled(
-    columns: Mapping[str, Column], versions: Mapping[int, Version], veiled: Mapping[int, Iterable[str]]
+    columns: Mapping[str, RevertColumn], versions: Mapping[int, LoggedColumns], veiled: Mapping[int, Iterable[str]]
 ) -> frozenset[str]:
     once = {versions[id].names[name] for id, names in veiled.items() for name in names}
     return frozenset(once.union(column.name for column in columns.values() if column.hidden))
 
 
-def foreign_keys(connection: Connection, tables: Iterable[Table]) -> list[ForeignKey]:
+def foreign_keys(connection: Connection, tables: Iterable[RevertTable]) -> list[ForeignKey]:
     """Return every foreign key of any table that refers to one of the tables."""
     rows = connection.cursor(row_factory=tuple_row).execute(
         "SELECT f.conname, f.conrelid::bigint, format('%%I.%%I', n.nspname, c.relname), f.confrelid::bigint,"

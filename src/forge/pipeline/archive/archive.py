@@ -13,7 +13,7 @@ from pyspark.sql.pandas.functions import arrow_udf
 
 from forge.change import Op
 from forge.errors import DecodeError
-from forge.pipeline.archive.convert import Converter, Plan
+from forge.pipeline.archive.convert import ArchivePlan, Converter
 from forge.pipeline.archive.files import CUT, Paths, contents, id_of, listed
 from forge.pipeline.archive.lines import Envelope
 from forge.pipeline.archive.order import Generation
@@ -72,7 +72,7 @@ def read(
     """
     files = listed(spark, path)
     held = contents(spark, files, longest)
-    plan = Plan(
+    plan = ArchivePlan(
         envelope=envelope,
         definitions=tuple(definitions),
         generations=tuple(generations),
@@ -121,7 +121,7 @@ _AT: Final = CHANGES.names.index("at")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def _converted(lines: DataFrame, plan: Plan) -> DataFrame:
+def _converted(lines: DataFrame, plan: ArchivePlan) -> DataFrame:
     def convert(batches: Iterator[tuple[pa.Array, pa.Array, pa.Array, pa.Array]]) -> Iterator[pa.Array]:
         converter = Converter(plan)
         for *columns, _ in batches:
@@ -173,7 +173,7 @@ _OPS: Final = (*(op.value for op in Op), "snapshot")
 _SEQ: Final = "^[0-9a-f]{4}(!([0-9]{12})?|[0-9a-f]{16}([0-9a-f]{16})?)?$"
 
 
-def _copied(frame: DataFrame, plan: Plan) -> DataFrame:
+def _copied(frame: DataFrame, plan: ArchivePlan) -> DataFrame:
     """Return rows of a lake's bronze unchanged; rows that cannot come from bronze are refused."""
     reasons: list[tuple[Column, str]] = [
         (F.col(field.name).isNull(), f"it has no {field.name}") for field in CHANGES.fields if not field.nullable

@@ -28,7 +28,7 @@ from forge.wire import malformed, timestamp
 Row = Mapping[str, Any]
 
 
-class Step(NamedTuple):
+class ConversionStep(NamedTuple):
     """A conversion of a column's values before the conversion of its type, or with `last` instead of it."""
 
     read: Callable[[Any], Any]
@@ -39,13 +39,13 @@ class Described(NamedTuple):
     """The columns of a schema part."""
 
     columns: tuple[Column, ...]
-    steps: Mapping[str, Step]
+    steps: Mapping[str, ConversionStep]
 
     def row(self, row: Row | None) -> dict[str, Any] | None:
         return read_row(row, self.columns, self.steps)
 
 
-def read_row(row: Row | None, columns: Sequence[Column], steps: Mapping[str, Step]) -> dict[str, Any] | None:
+def read_row(row: Row | None, columns: Sequence[Column], steps: Mapping[str, ConversionStep]) -> dict[str, Any] | None:
     """Return the values of a Change; raise ValueError for a value in no form of its column."""
     if row is None:
         return None
@@ -61,7 +61,7 @@ def read_row(row: Row | None, columns: Sequence[Column], steps: Mapping[str, Ste
         raise
 
 
-def _read_row(row: Row, columns: Sequence[Column], steps: Mapping[str, Step]) -> dict[str, Any]:
+def _read_row(row: Row, columns: Sequence[Column], steps: Mapping[str, ConversionStep]) -> dict[str, Any]:
     done: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     for name, value in row.items():
@@ -87,17 +87,17 @@ def unsent(value: Any) -> Any:
 # --- without a schema part
 
 
-def bare_steps(columns: Sequence[Column], base64: Collection[str], *, inferred: bool) -> dict[str, Step]:
+def bare_steps(columns: Sequence[Column], base64: Collection[str], *, inferred: bool) -> dict[str, ConversionStep]:
     """Return the steps for columns whose types are known from elsewhere; `base64` names the columns with base64
     decimals."""
-    steps: dict[str, Step] = {}
+    steps: dict[str, ConversionStep] = {}
     for column in columns:
         if column.kind in ("numeric", "numeric[]"):
-            steps[column.name] = Step(_each(partial(_decimal, _scale(column.type), column.name in base64)))
+            steps[column.name] = ConversionStep(_each(partial(_decimal, _scale(column.type), column.name in base64)))
         elif column.kind == "jsonb":
-            steps[column.name] = Step(_json, last=True)
+            steps[column.name] = ConversionStep(_json, last=True)
         elif inferred and column.type == "json":
-            steps[column.name] = Step(_text, last=True)
+            steps[column.name] = ConversionStep(_text, last=True)
     return steps
 
 
@@ -165,7 +165,7 @@ def columns_of(schema: bytes) -> Described | None:
     if not fields:
         return None
     columns: dict[str, Column] = {}
-    steps: dict[str, Step] = {}
+    steps: dict[str, ConversionStep] = {}
     for field in fields:
         name = field.field or ""
         type_name, kind, step = _described(field)
@@ -187,7 +187,7 @@ class _Field(msgspec.Struct, frozen=True):
 _parts: Final = msgspec.json.Decoder(_Field | None)
 
 
-def _described(field: _Field) -> tuple[str, str, Step | None]:
+def _described(field: _Field) -> tuple[str, str, ConversionStep | None]:
     """Return the type of a column, the kind of its values, and the step to apply first."""
     parameters = field.parameters or {}
     match field.name:
@@ -195,27 +195,27 @@ def _described(field: _Field) -> tuple[str, str, Step | None]:
             scale = int(parameters.get("scale", "0"))
             digits = parameters.get("connect.decimal.precision")
             name = f"numeric({int(digits)},{scale})" if digits else "numeric"
-            return name, "numeric", Step(_each(lambda value: _precise(value, scale)))
+            return name, "numeric", ConversionStep(_each(lambda value: _precise(value, scale)))
         case "io.debezium.data.VariableScaleDecimal":
-            return "numeric", "numeric", Step(_each(_scaled))
+            return "numeric", "numeric", ConversionStep(_each(_scaled))
         case "io.debezium.data.Bits":
             length = int(parameters.get("length", "0"))
             name = f"bit({length})" if length else "bit varying"
-            return name, "plain", Step(_each(lambda value: _bits(value, length)), last=True)
+            return name, "plain", ConversionStep(_each(lambda value: _bits(value, length)), last=True)
         case "io.debezium.time.ZonedTime":
-            return "time with time zone", "plain", Step(_each(_zoned_time))
+            return "time with time zone", "plain", ConversionStep(_each(_zoned_time))
         case "io.debezium.time.NanoTimestamp":
-            return "timestamp without time zone", "plain", Step(_each(_micros))
+            return "timestamp without time zone", "plain", ConversionStep(_each(_micros))
         case "io.debezium.time.ZonedTimestamp":
-            return "timestamp with time zone", "plain", Step(_each(_utc))
+            return "timestamp with time zone", "plain", ConversionStep(_each(_utc))
         case "io.debezium.time.NanoTime":
-            return "time without time zone", "plain", Step(_each(lambda value: _clock(_micros(value), 1)))
+            return "time without time zone", "plain", ConversionStep(_each(lambda value: _clock(_micros(value), 1)))
         case "io.debezium.time.MicroTime":
-            return "time without time zone", "plain", Step(_each(lambda value: _clock(value, 1)))
+            return "time without time zone", "plain", ConversionStep(_each(lambda value: _clock(value, 1)))
         case "io.debezium.time.Time" | "org.apache.kafka.connect.data.Time":
-            return "time(3) without time zone", "plain", Step(_each(lambda value: _clock(value, 1000)))
+            return "time(3) without time zone", "plain", ConversionStep(_each(lambda value: _clock(value, 1000)))
         case "io.debezium.time.NanoDuration":
-            return "interval", "plain", Step(_each(_micros))
+            return "interval", "plain", ConversionStep(_each(_micros))
         case name if name in _NAMED:
             return (*_NAMED[name], None)
     if field.type == "array" and field.items is not None:
@@ -224,7 +224,7 @@ def _described(field: _Field) -> tuple[str, str, Step | None]:
             return f"{name}[]", f"{kind}[]", step
     if field.type in _TYPES:
         return (*_TYPES[field.type], None)
-    return "json", "plain", Step(_text, last=True)
+    return "json", "plain", ConversionStep(_text, last=True)
 
 
 _NAMED: Final[dict[str | None, tuple[str, str]]] = {

@@ -12,11 +12,11 @@ import msgspec
 
 from forge.change import UNAVAILABLE, Change, Op, same
 from forge.pipeline.archive import infer
-from forge.pipeline.archive.connectors import Step, adapt, bare_steps, bare_trait, read_row
+from forge.pipeline.archive.connectors import ConversionStep, adapt, bare_steps, bare_trait, read_row
 from forge.pipeline.archive.images import document, quoted
-from forge.pipeline.archive.lines import Envelope, Event, read_line
+from forge.pipeline.archive.lines import ArchiveEvent, Envelope, read_line
 from forge.pipeline.archive.order import Generation, Generations, seq_of_change, transaction_of
-from forge.pipeline.archive.shapes import Shape, Shapes
+from forge.pipeline.archive.shapes import ArchiveShape, Shapes
 from forge.pipeline.definitions import Definition
 from forge.wire import malformed
 
@@ -26,7 +26,7 @@ _WRONG: Final = (ValueError, ArithmeticError, TypeError, KeyError, RecursionErro
 """Exceptions that a line of arbitrary content can cause, besides DecodeError."""
 
 
-class Table(NamedTuple):
+class UndefinedTable(NamedTuple):
     """Lines that need one unknown definition: of one table and key, with the same columns if they name them."""
 
     schema: str
@@ -35,7 +35,7 @@ class Table(NamedTuple):
     columns: tuple[Any, ...] | None
 
 
-class Plan(msgspec.Struct, frozen=True):
+class ArchivePlan(msgspec.Struct, frozen=True):
     """The plan for reading an archive; `inferred` and `base64` are results of the survey."""
 
     envelope: Envelope | None = None
@@ -43,18 +43,18 @@ class Plan(msgspec.Struct, frozen=True):
     generations: tuple[Generation, ...] = ()
     keys: Mapping[str, tuple[str, ...]] = {}
     source: str | None = None
-    inferred: Mapping[Table, Definition] = {}
+    inferred: Mapping[UndefinedTable, Definition] = {}
     base64: frozenset[tuple[str, str, str]] = frozenset()
 
 
-class Seen(NamedTuple):
+class SurveyedLine(NamedTuple):
     """The survey's result for one line: its change, the definition that it lacks, and the traits of its columns.
 
     `whole` is true for a whole-table change of a table without a known definition: any definition fits it.
     """
 
     change: Change
-    needs: Table | None
+    needs: UndefinedTable | None
     whole: bool
     traits: Mapping[str, int]
 
@@ -62,17 +62,17 @@ class Seen(NamedTuple):
 class Converter:
     """Converts lines by a plan."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ArchivePlan) -> None:
         self._plan = plan
         self._shapes = Shapes(plan.definitions)
         self._generations = Generations(plan.generations)
-        self._inferred = {table: Shape(definition) for table, definition in plan.inferred.items()}
-        self._whole: dict[tuple[str, str], Shape] = {}
+        self._inferred = {table: ArchiveShape(definition) for table, definition in plan.inferred.items()}
+        self._whole: dict[tuple[str, str], ArchiveShape] = {}
         for table, shape in sorted(self._inferred.items(), key=lambda item: item[1].definition.version):
             self._whole[table.schema, table.table] = shape  # the newest one
-        self._steps: dict[int, dict[str, Step]] = {}
+        self._steps: dict[int, dict[str, ConversionStep]] = {}
 
-    def survey(self, raw: bytes, key: bytes | None = None) -> Seen | None:
+    def survey(self, raw: bytes, key: bytes | None = None) -> SurveyedLine | None:
         """Return the facts that the conversion needs from a line; None for an empty line. Raise DecodeError for an
         invalid line."""
         try:
@@ -81,15 +81,15 @@ class Converter:
                 return None
             change, shape, needs = self._settled(line)
             traits: dict[str, int] = {}
-            if isinstance(line, Event) and line.described is None:
+            if isinstance(line, ArchiveEvent) and line.described is None:
                 _gather(traits, bare_trait, line.after, line.before, _message_key(line, needs))
                 if line.by_forge:
                     traits = {name: bits & ~infer.BASE64 for name, bits in traits.items()}
             elif shape is None and needs is not None and needs.columns is None:
                 _gather(traits, infer.trait, change.after, change.before)
             if shape is not None:
-                return Seen(change, None, False, traits)
-            return Seen(change, needs, needs is None, traits)
+                return SurveyedLine(change, None, False, traits)
+            return SurveyedLine(change, needs, needs is None, traits)
         except _WRONG as error:
             raise malformed(error) from None
 
@@ -102,46 +102,46 @@ class Converter:
             change, shape, needs = self._settled(line)
             if shape is None:
                 shape = self._missing(change, needs)
-                if isinstance(line, Event):
+                if isinstance(line, ArchiveEvent):
                     change = self._of_event(line, shape)
             if isinstance(line, Change) and shape.texts:
                 change = msgspec.structs.replace(
                     change, before=_with_texts(change.before, shape), after=_with_texts(change.after, shape)
                 )
-            seq = line.seq if isinstance(line, Event) else None
+            seq = line.seq if isinstance(line, ArchiveEvent) else None
             return _row(change, seq or seq_of_change(change.source, self._generations), shape)
         except _WRONG as error:
             raise malformed(error) from None
 
-    def _missing(self, change: Change, needs: Table | None) -> Shape:
+    def _missing(self, change: Change, needs: UndefinedTable | None) -> ArchiveShape:
         shape = self._inferred.get(needs) if needs is not None else self._whole.get((change.schema, change.table))
         if shape is None:
             raise malformed("the archive changed while it was read")
         return shape
 
-    def _read(self, raw: bytes, key: bytes | None) -> Change | Event | None:
+    def _read(self, raw: bytes, key: bytes | None) -> Change | ArchiveEvent | None:
         line = read_line(raw, key, self._plan.envelope)
         if isinstance(line, Change) and line.at.tzinfo is not UTC:
             line = msgspec.structs.replace(line, at=line.at.astimezone(UTC))
-        change = line.change if isinstance(line, Event) else line
+        change = line.change if isinstance(line, ArchiveEvent) else line
         if change is not None and self._plan.source not in (None, change.source.name):
             raise malformed(f"it is of the other source {change.source.name[:60]!r}")
         return line
 
-    def _settled(self, line: Change | Event) -> tuple[Change, Shape | None, Table | None]:
+    def _settled(self, line: Change | ArchiveEvent) -> tuple[Change, ArchiveShape | None, UndefinedTable | None]:
         """Return the change with its definition if that is known, else with the definition that it needs."""
-        change = line.change if isinstance(line, Event) else line
+        change = line.change if isinstance(line, ArchiveEvent) else line
         if change.op not in ROW_OPS:
             return change, self._shapes.newest(change.schema, change.table), None
-        if isinstance(line, Event):
+        if isinstance(line, ArchiveEvent):
             return self._settled_event(line)
         _complete(change)
         key = tuple(change.key or ())
         names = frozenset(change.after or ()) | frozenset(change.before or ())
         shape = self._shapes.choose(change.schema, change.table, names, key, change.before, change.after)
-        return change, shape, Table(change.schema, change.table, key, None)
+        return change, shape, UndefinedTable(change.schema, change.table, key, None)
 
-    def _settled_event(self, event: Event) -> tuple[Change, Shape | None, Table | None]:
+    def _settled_event(self, event: ArchiveEvent) -> tuple[Change, ArchiveShape | None, UndefinedTable | None]:
         change = event.change
         key = self._key_of(event)
         names = frozenset(event.after or ()) | frozenset(event.before or ())
@@ -160,9 +160,11 @@ class Converter:
             # only the lake's definitions could tell a date from a number
             raise malformed(refusals[0])
         columns = None if event.described is None else event.described.columns
-        return change, None, Table(change.schema, change.table, key or (), columns)
+        return change, None, UndefinedTable(change.schema, change.table, key or (), columns)
 
-    def _candidates(self, event: Event, names: frozenset[str], key: tuple[str, ...] | None) -> list[Shape]:
+    def _candidates(
+        self, event: ArchiveEvent, names: frozenset[str], key: tuple[str, ...] | None
+    ) -> list[ArchiveShape]:
         """Return the candidates; a connector's message key is ignored where the lake knows the table's key."""
         space, table = event.change.schema, event.change.table
         if event.by_forge or f"{space}.{table}" in self._plan.keys:
@@ -173,7 +175,7 @@ class Converter:
             if key is None or not shape.inferred or sorted(key) == sorted(shape.definition.key)
         ]
 
-    def _key_of(self, event: Event) -> tuple[str, ...] | None:
+    def _key_of(self, event: ArchiveEvent) -> tuple[str, ...] | None:
         """Return the columns of the key; None when the event does not name them, so that a definition may."""
         given = self._plan.keys.get(f"{event.change.schema}.{event.change.table}")
         if given is not None:
@@ -183,7 +185,7 @@ class Converter:
         names = (event.after or event.before or {}).keys()
         return tuple(event.key) if event.key is not None and event.key.keys() <= names else None
 
-    def _of_event(self, event: Event, shape: Shape) -> Change:
+    def _of_event(self, event: ArchiveEvent, shape: ArchiveShape) -> Change:
         """Return the change of an event, with its values in the types of a definition."""
         change = event.change
         before, after = (self._values(event, row, shape) for row in (event.before, event.after))
@@ -200,13 +202,13 @@ class Converter:
             _complete(typed)
         return typed
 
-    def _values(self, event: Event, row: Mapping[str, Any] | None, shape: Shape) -> dict[str, Any] | None:
+    def _values(self, event: ArchiveEvent, row: Mapping[str, Any] | None, shape: ArchiveShape) -> dict[str, Any] | None:
         if event.described is not None:
             read = event.described.row(row)
             return read if shape.inferred else adapt(read, shape.definition.columns)
         return read_row(row, shape.definition.columns, self._bare(shape))
 
-    def _bare(self, shape: Shape) -> dict[str, Step]:
+    def _bare(self, shape: ArchiveShape) -> dict[str, ConversionStep]:
         definition = shape.definition
         if definition.version not in self._steps:
             base64 = [
@@ -218,7 +220,7 @@ class Converter:
         return self._steps[definition.version]
 
     def _key_values(
-        self, event: Event, shape: Shape, before: dict[str, Any] | None, after: dict[str, Any] | None
+        self, event: ArchiveEvent, shape: ArchiveShape, before: dict[str, Any] | None, after: dict[str, Any] | None
     ) -> dict[str, Any]:
         names = shape.definition.key
         rows = [_part(row, names) for row in (after, before) if row is not None]
@@ -232,7 +234,7 @@ class Converter:
         return known[0]
 
 
-def _row(change: Change, seq: str, shape: Shape) -> Row:
+def _row(change: Change, seq: str, shape: ArchiveShape) -> Row:
     context, image = change.context, shape.image
     return (
         seq,
@@ -256,12 +258,14 @@ def _row(change: Change, seq: str, shape: Shape) -> Row:
     )
 
 
-def inferred(traits: Mapping[Table, Sequence[tuple[str, int]]], known: Iterable[Definition]) -> dict[Table, Definition]:
+def inferred(
+    traits: Mapping[UndefinedTable, Sequence[tuple[str, int]]], known: Iterable[Definition]
+) -> dict[UndefinedTable, Definition]:
     """Return a definition for each kind of line that needs one: from its schema part, or from the traits of values.
 
     Definitions are numbered in order of appearance.
     """
-    found: dict[Table, Definition] = {}
+    found: dict[UndefinedTable, Definition] = {}
     taken = list(known)
     for table, bits in traits.items():
         columns = table.columns or tuple(infer.column(name, each) for name, each in bits)
@@ -272,7 +276,7 @@ def inferred(traits: Mapping[Table, Sequence[tuple[str, int]]], known: Iterable[
     return found
 
 
-def _with_texts(row: Mapping[str, Any] | None, shape: Shape) -> dict[str, Any] | None:
+def _with_texts(row: Mapping[str, Any] | None, shape: ArchiveShape) -> dict[str, Any] | None:
     """Return a row with its JSON as text, as an inferred definition has it."""
     if row is None:
         return None
@@ -299,7 +303,7 @@ def _with(row: Mapping[str, Any] | None, key: Mapping[str, Any]) -> dict[str, An
     return {**row, **{name: value for name, value in key.items() if row.get(name, UNAVAILABLE) is UNAVAILABLE}}
 
 
-def _message_key(event: Event, needs: Table | None) -> Mapping[str, Any] | None:
+def _message_key(event: ArchiveEvent, needs: UndefinedTable | None) -> Mapping[str, Any] | None:
     """Return the values of the table's key that a message's key contains."""
     return None if event.key is None or needs is None else {name: event.key.get(name) for name in needs.key}
 

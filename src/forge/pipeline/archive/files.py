@@ -23,7 +23,7 @@ from forge.pipeline.tables import exists
 Paths = str | Sequence[str]
 
 
-class File(NamedTuple):
+class ArchiveFile(NamedTuple):
     """A listed file."""
 
     path: str
@@ -42,7 +42,7 @@ class Contents(msgspec.Struct, frozen=True):
     copied: DataFrame | None
 
 
-def listed(spark: SparkSession, paths: Paths) -> list[File]:
+def listed(spark: SparkSession, paths: Paths) -> list[ArchiveFile]:
     """Return the files of an archive, sorted by name; raise DecodeError when there are none."""
     names = [paths] if isinstance(paths, str) else list(paths)
     for name in names:
@@ -60,7 +60,7 @@ def listed(spark: SparkSession, paths: Paths) -> list[File]:
         raise DecodeError(
             f"there is nothing in {', '.join(names)}", fix="name a file, a folder or a pattern of JSON lines or Parquet"
         )
-    return sorted(File(*row) for row in rows)
+    return sorted(ArchiveFile(*row) for row in rows)
 
 
 def import_id(spark: SparkSession, paths: Paths) -> str:
@@ -71,12 +71,12 @@ def import_id(spark: SparkSession, paths: Paths) -> str:
     return id_of(listed(spark, paths))
 
 
-def id_of(files: Sequence[File]) -> str:
+def id_of(files: Sequence[ArchiveFile]) -> str:
     content = [(file.path, file.size, file.modified.isoformat()) for file in files]
     return f"archive-{blake2b(msgspec.json.encode(content), digest_size=16).hexdigest()}"
 
 
-def contents(spark: SparkSession, files: Sequence[File], longest: int) -> Contents:
+def contents(spark: SparkSession, files: Sequence[ArchiveFile], longest: int) -> Contents:
     """Return the content of the files. A line of more than `longest` bytes is cut and marked as too long."""
     frames: list[DataFrame] = []
     copies: list[DataFrame] = []

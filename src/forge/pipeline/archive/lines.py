@@ -17,15 +17,15 @@ from typing import Any, Final, Literal
 import msgspec
 
 from forge import wire
-from forge.change import NO_CONTEXT, Change, Context, Op, Source
+from forge.change import NO_CONTEXT, Change, ChangeSource, Context, Op
 from forge.pipeline.archive.connectors import Described, columns_of
-from forge.pipeline.archive.order import Origin, seq_of_event
+from forge.pipeline.archive.order import EnvelopeSource, seq_of_event
 from forge.wire import malformed
 
 Envelope = Literal["forge", "debezium"]
 
 
-class Event(msgspec.Struct, frozen=True):
+class ArchiveEvent(msgspec.Struct, frozen=True):
     """A Debezium event with its values as in JSON; `change` is all of it but its key and its rows.
 
     `seq` is None when Forge wrote the event: its position is then that of the change.
@@ -43,7 +43,7 @@ class Event(msgspec.Struct, frozen=True):
         return self.seq is None
 
 
-def read_line(raw: bytes, key: bytes | None = None, envelope: Envelope | None = None) -> Change | Event | None:
+def read_line(raw: bytes, key: bytes | None = None, envelope: Envelope | None = None) -> Change | ArchiveEvent | None:
     """Return the content of a line, in the given or the detected form; None for an empty line."""
     if raw.strip() in (b"", b"null"):
         return None
@@ -128,7 +128,7 @@ class _Forge(msgspec.Struct, frozen=True):
 
 class _Envelope(msgspec.Struct, frozen=True):
     op: str
-    source: Origin
+    source: EnvelopeSource
     before: dict[str, Any] | None = None
     after: dict[str, Any] | None = None
     ts_ms: int | None = None
@@ -143,7 +143,7 @@ _OPS: Final = {"c": Op.INSERT, "u": Op.UPDATE, "d": Op.DELETE, "r": Op.READ, "t"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def _event(raw: bytes, schema: bytes, key: bytes | None) -> Event:
+def _event(raw: bytes, schema: bytes, key: bytes | None) -> ArchiveEvent:
     envelope = _envelopes.decode(raw)
     origin, forge = envelope.source, envelope.forge
     op = _OPS.get(envelope.op)
@@ -156,15 +156,15 @@ def _event(raw: bytes, schema: bytes, key: bytes | None) -> Event:
         place = forge.source
         seq = None
         id = forge.change_id
-        source = Source(place.kind, origin.name, place.position, place.transaction)
+        source = ChangeSource(place.kind, origin.name, place.position, place.transaction)
         context = msgspec.structs.replace(forge.context, more=wire.decode_row(forge.context.more) or {})
     else:
         tie, rest = _tie(envelope)
         seq = seq_of_event(origin, tie, read=op is Op.READ)
         id = f"{origin.name}:{seq[4:]}{rest}:{envelope.op}"
         transaction = None if origin.txId is None or op is Op.READ else str(origin.txId)
-        source, context = Source("debezium", origin.name, seq[4:], transaction), NO_CONTEXT
-    return Event(
+        source, context = ChangeSource("debezium", origin.name, seq[4:], transaction), NO_CONTEXT
+    return ArchiveEvent(
         Change(
             id=id,
             op=op,

@@ -6,11 +6,11 @@
   for its order at that position. The first of these is 8 or more for a change and 7 or less for a row of a snapshot, so
   at the same position the change wins.
 
->>> seq_of_event(Origin(connector="postgresql", lsn=255), 3, read=False)
+>>> seq_of_event(EnvelopeSource(connector="postgresql", lsn=255), 3, read=False)
 '000000000000000000ff8000000000000003'
->>> seq_of_event(Origin(connector="mysql", file="mysql-bin.000003", pos=154, row=1), 3, read=False)
+>>> seq_of_event(EnvelopeSource(connector="mysql", file="mysql-bin.000003", pos=154, row=1), 3, read=False)
 '0000000003000000009a8000000000000001'
->>> seq_of_event(Origin(connector="mysql", file="mysql-bin.000003", pos=154), 3, read=True)
+>>> seq_of_event(EnvelopeSource(connector="mysql", file="mysql-bin.000003", pos=154), 3, read=True)
 '0000000003000000009a0000000000000003'
 """
 
@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from forge.change import Source
+from forge.change import ChangeSource
 from forge.changelog.decode import SOURCE_KIND
 from forge.cursor import Cursor, Snapshot
 from forge.pipeline.changes import seq
@@ -36,7 +36,7 @@ _BINLOG = re.compile(r"(?:.*\.)?([0-9]{1,10})[:/]([0-9]{1,13})(?:[:/]([0-9]{1,9}
 _SLOT = re.compile(r"([0-9a-f]{8}):([0-9a-f]{8}):([0-9a-f]{4})")
 
 
-class Origin(msgspec.Struct, frozen=True):
+class EnvelopeSource(msgspec.Struct, frozen=True):
     """The `source` of a Debezium envelope, limited to the members used here."""
 
     connector: str | None = None
@@ -89,7 +89,7 @@ class Generations:
         return number
 
 
-def seq_of_change(source: Source, generations: Generations) -> str:
+def seq_of_change(source: ChangeSource, generations: Generations) -> str:
     """Return the `seq` of a change in Forge's own form; raise DecodeError when its position has no order."""
     if match := _LOG.fullmatch(source.position):
         place, id = int(match[1]), int(match[2] or match[1])
@@ -109,7 +109,7 @@ def seq_of_change(source: Source, generations: Generations) -> str:
     raise malformed(f"its position {source.position[:40]!r} says no order")
 
 
-def seq_of_event(origin: Origin, tie: int, *, read: bool) -> str:
+def seq_of_event(origin: EnvelopeSource, tie: int, *, read: bool) -> str:
     """Return the `seq` of a Debezium event; `tie`, of 63 bits, distinguishes events at the same position."""
     connector = origin.connector or ("mysql" if origin.file else "postgresql")
     if connector == "postgresql":
@@ -130,7 +130,7 @@ def seq_of_event(origin: Origin, tie: int, *, read: bool) -> str:
     raise malformed(f"the order of events of {connector[:40]!r} is not known here")
 
 
-def transaction_of(source: Source) -> int | None:
+def transaction_of(source: ChangeSource) -> int | None:
     """Return the transaction's number, if it has one."""
     text: Any = source.transaction
     return int(text) if text and re.fullmatch("[0-9]{1,19}", text) and int(text) <= _MOST else None

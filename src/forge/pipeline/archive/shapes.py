@@ -17,7 +17,7 @@ from forge.values import Column
 Row = Mapping[str, Any]
 
 
-class Shape:
+class ArchiveShape:
     """A definition with values derived from it once."""
 
     def __init__(self, definition: Definition) -> None:
@@ -42,7 +42,7 @@ class Shape:
     def misfit(self, *rows: Row | None) -> str | None:
         """Return the name of a column whose value does not fit its type; None when all values fit.
 
-        >>> shape = Shape(Definition(1, "public", "t", (Column("a", "integer"), Column("b", "date"))))
+        >>> shape = ArchiveShape(Definition(1, "public", "t", (Column("a", "integer"), Column("b", "date"))))
         >>> shape.misfit({"a": 1, "b": "2026-01-31"}), shape.misfit({"a": "1"}), shape.misfit(None, {"b": "x", "a": 1})
         (None, 'a', 'b')
         """
@@ -59,19 +59,19 @@ class Shapes:
 
     def __init__(self, definitions: Iterable[Definition]) -> None:
         ordered = sorted(definitions, key=lambda definition: definition.version, reverse=True)
-        self._tables: dict[tuple[str, str], list[Shape]] = {}
+        self._tables: dict[tuple[str, str], list[ArchiveShape]] = {}
         for definition in ordered:
-            self._tables.setdefault((definition.schema, definition.table), []).append(Shape(definition))
-        self._found: dict[tuple[Any, ...], list[Shape]] = {}
+            self._tables.setdefault((definition.schema, definition.table), []).append(ArchiveShape(definition))
+        self._found: dict[tuple[Any, ...], list[ArchiveShape]] = {}
 
-    def newest(self, schema: str, table: str) -> Shape | None:
+    def newest(self, schema: str, table: str) -> ArchiveShape | None:
         """Return the definition for a whole-table change."""
         shapes = self._tables.get((schema, table))
         return shapes[0] if shapes else None
 
     def candidates(
         self, schema: str, table: str, names: frozenset[str], key: tuple[str, ...] | None = None
-    ) -> list[Shape]:
+    ) -> list[ArchiveShape]:
         """Return the definitions that have all these columns, exact matches first; only with this key, if known."""
         asked = (schema, table, names, key)
         found = self._found.get(asked)
@@ -90,7 +90,7 @@ class Shapes:
 
     def choose(
         self, schema: str, table: str, names: frozenset[str], key: tuple[str, ...] | None, *rows: Row | None
-    ) -> Shape | None:
+    ) -> ArchiveShape | None:
         """Return the first candidate that all values fit."""
         candidates = self.candidates(schema, table, names, key)
         return next((shape for shape in candidates if shape.misfit(*rows) is None), None)

@@ -16,7 +16,7 @@ from pyspark.sql.pandas.functions import arrow_udf
 
 from forge.errors import DecodeError
 from forge.pipeline.archive import infer
-from forge.pipeline.archive.convert import Converter, Plan, Seen, Table, inferred
+from forge.pipeline.archive.convert import ArchivePlan, Converter, SurveyedLine, UndefinedTable, inferred
 from forge.pipeline.definitions import decode, encode
 
 _ENTRY: Final = pa.struct(
@@ -47,11 +47,11 @@ Facts = tuple[int, int, int, int]
 class Survey(msgspec.Struct, frozen=True):
     """The plan with the survey's results, and the first and last day of the changes."""
 
-    plan: Plan
+    plan: ArchivePlan
     days: tuple[date, date] | None
 
 
-def survey(lines: DataFrame, plan: Plan) -> Survey:
+def survey(lines: DataFrame, plan: ArchivePlan) -> Survey:
     """Survey all lines; `lines` has them as `value`, with the `key` of their message."""
 
     def look(batches: Iterator[tuple[pa.Array, pa.Array, pa.Array]]) -> Iterator[pa.Array]:
@@ -75,8 +75,8 @@ def survey(lines: DataFrame, plan: Plan) -> Survey:
         .agg(F.min("position"), F.bit_or("traits"), F.min("first"), F.max("last"))
         .collect()
     )
-    needed: dict[Table, list[tuple[int, str, int]]] = {}
-    latest: dict[Table, int] = {}
+    needed: dict[UndefinedTable, list[tuple[int, str, int]]] = {}
+    latest: dict[UndefinedTable, int] = {}
     whole: set[tuple[str, str]] = set()
     base64: set[tuple[str, str, str]] = set()
     times: list[int] = []
@@ -87,13 +87,15 @@ def survey(lines: DataFrame, plan: Plan) -> Survey:
         if is_needed and key is None:
             whole.add((schema, table))
         elif is_needed:
-            kind = Table(schema, table, tuple(msgspec.json.decode(key)), None if columns is None else decode(columns))
+            kind = UndefinedTable(
+                schema, table, tuple(msgspec.json.decode(key)), None if columns is None else decode(columns)
+            )
             seen = needed.setdefault(kind, [])
             latest[kind] = max(last, latest.get(kind, last))
             if column is not None:
                 seen.append((position, column, traits))
     for schema, table in whole - {(kind.schema, kind.table) for kind in needed}:
-        needed[Table(schema, table, (), None)] = []
+        needed[UndefinedTable(schema, table, (), None)] = []
     order = sorted(needed, key=lambda kind: (kind.schema, kind.table, latest.get(kind, 0), repr(kind)))
     found = {kind: [(name, traits) for _, name, traits in sorted(needed[kind])] for kind in order}
     return Survey(
@@ -106,7 +108,7 @@ def _day(at: int) -> date:
     return (_EPOCH + timedelta(microseconds=at)).date()
 
 
-def _gather(found: dict[Entry, Facts], seen: Seen) -> None:
+def _gather(found: dict[Entry, Facts], seen: SurveyedLine) -> None:
     change, needs = seen.change, seen.needs
     key = None if needs is None else msgspec.json.encode(needs.key).decode()
     columns = None if needs is None or needs.columns is None else encode(needs.columns)

@@ -1,7 +1,7 @@
 """Build users' models after a batch: take the models and a batch in silver, write their tables in gold.
 
     models = Models(spark, lake, load("models"))
-    outcomes = models.build(batch, number)
+    outcomes = models.build(batch, number, number - 1)
 
 Invariants:
 
@@ -40,9 +40,10 @@ from pyspark.sql.types import (
 )
 
 from forge.change import Op
+from forge.errors import ModelError
 from forge.pipeline.bronze import definitions
-from forge.pipeline.gold.models import CHANGES, Model, ModelError, Query, Reference, Target, resolve
-from forge.pipeline.gold.states import ALL, State, append, is_news, newest, now, seen
+from forge.pipeline.gold.models import CHANGES, Model, ModelQuery, NameTarget, TableReference, resolve
+from forge.pipeline.gold.states import ALL, ModelState, append, is_news, newest, now, seen
 from forge.pipeline.lake import Lake
 from forge.pipeline.silver.rows import quoted
 from forge.pipeline.tables import exists, load
@@ -58,7 +59,7 @@ _CONDITION: Final = re.compile(r"^.*?\[[A-Z_0-9.]+\] ")
 _log = logging.getLogger("forge.pipeline")
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class ModelOutcome(msgspec.Struct, frozen=True):
     """The result of a model in a batch: `built`, `merged`, `skipped` (nothing to do) or `failed`."""
 
     model: str
@@ -74,27 +75,27 @@ class Models:
         self._spark = spark
         self._lake = lake
         self._models = models
-        self._states: dict[str, State] | None = None
+        self._states: dict[str, ModelState] | None = None
 
-    def build(self, batch: DataFrame, number: int) -> list[Outcome]:
-        """Update every model with a batch; batch numbers are consecutive."""
+    def build(self, batch: DataFrame, number: int, before: int) -> list[ModelOutcome]:
+        """Update every model with a batch; `before` is the number of the batch before it."""
         if not self._models:
             return []
         if self._states is None:
             self._states = newest(self._spark, self._lake)
-        before, names = self._states, [model.name for model in self._models]
-        last = before.get(ALL)
-        missed = last is None or number - last.batch not in (0, 1)
-        after = {name: state for name, state in before.items() if name in names}
-        with _quietly(), _Work(self._spark, self._lake, names, batch) as work:
-            outcomes = [self._build(work, model, number, before, after, missed) for model in self._models]
+        states, names = self._states, [model.name for model in self._models]
+        last = states.get(ALL)
+        missed = last is None or not before <= last.batch <= number
+        after = {name: state for name, state in states.items() if name in names}
+        with _quietly(), _Work(self._spark, self._lake, names, batch, before) as work:
+            outcomes = [self._build(work, model, number, states, after, missed) for model in self._models]
         gone = {
             name: msgspec.structs.replace(state, state="gone", at=now())
-            for name, state in before.items()
+            for name, state in states.items()
             if name not in (*names, ALL)
         }
         after |= gone | {ALL: seen(number)}
-        append(self._spark, self._lake, [state for name, state in after.items() if is_news(state, before.get(name))])
+        append(self._spark, self._lake, [state for name, state in after.items() if is_news(state, states.get(name))])
         self._states = {name: state for name, state in after.items() if name not in gone}
         return outcomes
 
@@ -103,10 +104,10 @@ class Models:
         work: "_Work",
         model: Model,
         number: int,
-        before: Mapping[str, State],
-        after: dict[str, State],
+        before: Mapping[str, ModelState],
+        after: dict[str, ModelState],
         missed: bool,
-    ) -> Outcome:
+    ) -> ModelOutcome:
         began = time.monotonic()
         state = before.get(model.name)
         stale = missed or state is None or state.state != "good" or state.fingerprint != model.fingerprint
@@ -115,15 +116,15 @@ class Models:
             if broken := [name for name in model.after if after[name].state != "good"]:
                 raise ModelError(f"it reads {broken[0]}, which failed", file=model.file, line=1, fix="fix that one")
             what = work.build(model, number, again=stale)
-            after[model.name] = State(model.name, model.file, model.fingerprint, "good", number, now())
+            after[model.name] = ModelState(model.name, model.file, model.fingerprint, "good", number, now())
         except (PySparkException, Py4JJavaError, ModelError) as failure:
             error = failure if isinstance(failure, ModelError) else told(failure, model)
             again = state.failures if state is not None else 0
-            after[model.name] = State(
+            after[model.name] = ModelState(
                 model.name, model.file, "", "failed", number, now(), again + 1, error.line, str(error)
             )
             _log.warning("%s", error)
-        return Outcome(model.name, what, time.monotonic() - began, str(error) if error else None)
+        return ModelOutcome(model.name, what, time.monotonic() - began, str(error) if error else None)
 
 
 def told(failure: PySparkException | Py4JJavaError, model: Model) -> ModelError:
@@ -150,17 +151,18 @@ def _texts(failure: Any) -> Iterator[str]:
 class _Work:
     """The state for building models after one batch; as a context manager it drops the views that it creates."""
 
-    def __init__(self, spark: SparkSession, lake: Lake, models: Sequence[str], batch: DataFrame) -> None:
+    def __init__(self, spark: SparkSession, lake: Lake, models: Sequence[str], batch: DataFrame, before: int) -> None:
         self._spark = spark
         self._lake = lake
         self._models = models
         self._batch = batch
+        self._before = before
         self._tables = sorted({each.name for each in definitions(spark, lake).values()})
         found = _touched(batch)
         self._touched = {row["table"]: (row["first"], row["last"]) for row in found}
         redacted = {row["table"] for row in found if row["redacted"]}
         self._redacted = redacted | {CHANGES} if redacted else redacted
-        self._views: dict[Target, str] = {}
+        self._views: dict[NameTarget, str] = {}
         self._written: set[str] = set()
         self._anew: set[str] = set()
 
@@ -210,9 +212,9 @@ class _Work:
         self._written.add(model.name)
         return "merged"
 
-    def _due(self, model: Model, number: int, reads: set[Target], keys: set[Target]) -> bool:
+    def _due(self, model: Model, number: int, reads: set[NameTarget], keys: set[NameTarget]) -> bool:
         if model.every > 1:
-            return number % model.every == 0
+            return number // model.every != self._before // model.every
         changing = [each for each in keys if each.kind not in ("current", "history")] if keys else reads
         if not changing:
             return True
@@ -221,8 +223,8 @@ class _Work:
             for each in changing
         )
 
-    def _targets(self, model: Model, query: Query) -> dict[Reference, Target]:
-        targets: dict[Reference, Target] = {}
+    def _targets(self, model: Model, query: ModelQuery) -> dict[TableReference, NameTarget]:
+        targets: dict[TableReference, NameTarget] = {}
         for each in query.reads:
             target = resolve(each, self._tables, self._models)
             if target is not None:
@@ -237,17 +239,17 @@ class _Work:
                 )
         return targets
 
-    def _frame(self, query: Query, targets: Mapping[Reference, Target]) -> DataFrame:
+    def _frame(self, query: ModelQuery, targets: Mapping[TableReference, NameTarget]) -> DataFrame:
         return self._spark.sql(query.with_names({each: self._view(target) for each, target in targets.items()}))
 
-    def _view(self, target: Target) -> str:
+    def _view(self, target: NameTarget) -> str:
         if target not in self._views:
             name = f"forge_{target.kind}_{len(self._views)}"
             self._rows(target).createOrReplaceTempView(name)
             self._views[target] = name
         return self._views[target]
 
-    def _rows(self, target: Target) -> DataFrame:
+    def _rows(self, target: NameTarget) -> DataFrame:
         lake = self._lake
         match target.kind:
             case "current":

@@ -10,7 +10,7 @@ With a key, only the keys that `keys` yields are computed after a batch; without
 every batch that touches a table it reads, or with every n-th batch (`-- every: 10 batches`). A `keys` query may
 continue over further comment lines.
 
-A model names the tables that it reads (`Reference`), and Forge replaces these names in place, so line numbers in
+A model names the tables that it reads (`TableReference`), and Forge replaces these names in place, so line numbers in
 Spark's errors match the file. Names that a WITH defines belong to the model.
 
 ModelError, one line with file and line, is raised for errors that can be found without the lake: names, headers,
@@ -30,7 +30,7 @@ from sqlglot import exp
 from sqlglot.errors import ParseError, TokenError
 from sqlglot.optimizer.scope import traverse_scope
 
-from forge.errors import ForgeError
+from forge.errors import ModelError
 from forge.pipeline.silver.rows import quoted
 
 OWN: Final = ("who", "activity", "churn", "models")
@@ -45,16 +45,7 @@ _EVERY: Final = re.compile(r"([1-9][0-9]{0,5})(?:\s+batch(?:es)?)?", re.IGNORECA
 _SUFFIXES: Final = {"_history": "history", "_changed": "changed"}
 
 
-class ModelError(ForgeError):
-    """A model is invalid; its table is unchanged."""
-
-    def __init__(self, message: str, *, file: str, line: int, fix: str) -> None:
-        super().__init__(f"{file}:{line}: {message}", fix=fix)
-        self.file = file
-        self.line = line
-
-
-class Reference(msgspec.Struct, frozen=True):
+class TableReference(msgspec.Struct, frozen=True):
     """A table named in a text, from `start` up to `end`; `alias` is its name in the text, unless the text gives an
     alias."""
 
@@ -66,13 +57,13 @@ class Reference(msgspec.Struct, frozen=True):
     alias: str | None
 
 
-class Query(msgspec.Struct, frozen=True):
+class ModelQuery(msgspec.Struct, frozen=True):
     """A text of Spark SQL and the tables that it reads."""
 
     text: str
-    reads: tuple[Reference, ...]
+    reads: tuple[TableReference, ...]
 
-    def with_names(self, names: Mapping[Reference, str]) -> str:
+    def with_names(self, names: Mapping[TableReference, str]) -> str:
         """Return the text with the tables that it reads replaced by these names.
 
         >>> query = parse("SELECT orders.id FROM orders JOIN sales.items i ON true", "m.sql")
@@ -91,9 +82,9 @@ class Model(msgspec.Struct, frozen=True):
 
     name: str
     file: str
-    query: Query
+    query: ModelQuery
     key: tuple[str, ...] = ()
-    keys: Query | None = None
+    keys: ModelQuery | None = None
     key_line: int = 1
     every: int = 1
     after: tuple[str, ...] = ()
@@ -148,7 +139,7 @@ def read(file: str, text: str) -> Model:
     return Model(name, file, query, columns, keys, key_line, every)
 
 
-def parse(text: str, file: str) -> Query:
+def parse(text: str, file: str) -> ModelQuery:
     """Return the text with the tables that it reads; raise ModelError unless it is one query."""
     try:
         trees = [tree for tree in sqlglot.parse(text, dialect="spark") if tree is not None]
@@ -160,7 +151,7 @@ def parse(text: str, file: str) -> Query:
         ) from None
     if len(trees) != 1 or not isinstance(trees[0], exp.Query):
         raise ModelError("a model is one SELECT", file=file, line=1, fix="one query in a file")
-    return Query(text, tuple(_references(trees[0])))
+    return ModelQuery(text, tuple(_references(trees[0])))
 
 
 def ordered(models: Iterable[Model]) -> list[Model]:
@@ -192,20 +183,20 @@ def ordered(models: Iterable[Model]) -> list[Model]:
     return found
 
 
-class Target(msgspec.Struct, frozen=True):
+class NameTarget(msgspec.Struct, frozen=True):
     """The target of a name: the kind is `current`, `history`, `changed`, `changes`, `gold` or `model`."""
 
     kind: str
     name: str
 
 
-def resolve(reference: Reference, tables: Sequence[str], models: Iterable[str]) -> Target | None:
+def resolve(reference: TableReference, tables: Sequence[str], models: Iterable[str]) -> NameTarget | None:
     """Resolve a reference in a lake with these tables (named with schema) and models; None when it is not Forge's.
 
     >>> tables, models = ["public.orders", "s.items"], ["spent"]
     >>> def of(name): return resolve(parse(f"SELECT * FROM {name}", "m.sql").reads[0], tables, models)
     >>> of("orders"), of("Items_History")
-    (Target(kind='current', name='public.orders'), Target(kind='history', name='s.items'))
+    (NameTarget(kind='current', name='public.orders'), NameTarget(kind='history', name='s.items'))
     >>> [of(name).kind for name in ("public.orders_changed", "spent", "changes", "who")]
     ['changed', 'model', 'changes', 'gold']
     >>> of("spark_catalog.other"), of("delta.`/some/path`")
@@ -213,21 +204,21 @@ def resolve(reference: Reference, tables: Sequence[str], models: Iterable[str]) 
     """
     name = reference.name.lower()
     if reference.schema is None and name in models:
-        return Target("model", name)
+        return NameTarget("model", name)
     for suffix, kind in (("", "current"), *_SUFFIXES.items()):
         if name.endswith(suffix):
             found = _table(reference, reference.name[: len(name) - len(suffix)], tables)
             if found is not None:
-                return Target(kind, found)
+                return NameTarget(kind, found)
     if reference.schema is None:
         if name == CHANGES:
-            return Target("changes", name)
+            return NameTarget("changes", name)
         if name in OWN:
-            return Target("gold", name)
+            return NameTarget("gold", name)
     return None
 
 
-def _table(reference: Reference, name: str, tables: Sequence[str]) -> str | None:
+def _table(reference: TableReference, name: str, tables: Sequence[str]) -> str | None:
     """Return the table of that name: as written, else in lower case; without a schema, in public, or the only match."""
     for wanted in (name, name.lower()):
         if reference.schema is not None:
@@ -260,7 +251,7 @@ def _headers(file: str, text: str) -> Iterable[tuple[str, tuple[int, str]]]:
         yield name, (line, value)
 
 
-def _references(tree: exp.Query) -> Iterable[Reference]:
+def _references(tree: exp.Query) -> Iterable[TableReference]:
     for scope in traverse_scope(tree):
         for table in scope.tables:
             identifier = table.this
@@ -270,4 +261,4 @@ def _references(tree: exp.Query) -> Iterable[Reference]:
             first = table.args.get("db") or identifier
             start, end = first.meta["start"], identifier.meta["end"] + 1
             alias = None if table.alias else table.name
-            yield Reference(table.db or None, table.name, start, end, identifier.meta["line"], alias)
+            yield TableReference(table.db or None, table.name, start, end, identifier.meta["line"], alias)

@@ -31,7 +31,7 @@ STATES: Final = StructType(
 )
 
 
-class State(msgspec.Struct, frozen=True):
+class ModelState(msgspec.Struct, frozen=True):
     """The state of a model: `good`, `failed` or `gone`; `failures` counts the batches since it was last good."""
 
     model: str
@@ -51,31 +51,31 @@ def forget(spark: SparkSession, lake: Lake) -> None:
         append(spark, lake, [seen(-1)])
 
 
-def states(spark: SparkSession, lake: Lake) -> list[State]:
+def states(spark: SparkSession, lake: Lake) -> list[ModelState]:
     """Return the states of a lake's models."""
     return [state for name, state in sorted(newest(spark, lake).items()) if name != ALL]
 
 
-def newest(spark: SparkSession, lake: Lake) -> dict[str, State]:
+def newest(spark: SparkSession, lake: Lake) -> dict[str, ModelState]:
     path = lake.gold(STATE)
     if not exists(spark, path):
         return {}
     rows = load(spark, path).withColumn("at", F.unix_micros("at"))
     newest = rows.groupBy("model").agg(F.max_by(F.struct(*STATES.names), "at").alias("newest"))
     found = [row.asDict() for row in newest.select("newest.*").collect()]
-    return {row["model"]: State(**row | {"at": of_micros(row["at"])}) for row in found if row["state"] != "gone"}
+    return {row["model"]: ModelState(**row | {"at": of_micros(row["at"])}) for row in found if row["state"] != "gone"}
 
 
-def append(spark: SparkSession, lake: Lake, states: Sequence[State]) -> None:
+def append(spark: SparkSession, lake: Lake, states: Sequence[ModelState]) -> None:
     rows = [tuple(msgspec.structs.asdict(state).values()) for state in states]
     spark.createDataFrame(rows, STATES).coalesce(1).write.format("delta").mode("append").save(lake.gold(STATE))
 
 
-def seen(batch: int) -> State:
-    return State(ALL, "", "", "seen", batch, now())
+def seen(batch: int) -> ModelState:
+    return ModelState(ALL, "", "", "seen", batch, now())
 
 
-def is_news(state: State, before: State | None) -> bool:
+def is_news(state: ModelState, before: ModelState | None) -> bool:
     """Whether a row must be written. A good model stays good without a new row."""
     if before is None or state.state in ("seen", "gone"):
         return True

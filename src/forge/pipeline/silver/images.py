@@ -13,7 +13,7 @@ row_to_json in PostgreSQL and `forge.pipeline.archive.images` write images:
 Where values were redacted in an image, `"$redacted"` is its last member and names their columns (see the log's
 reference): `taken_out` returns these names, and `readable` returns the image with null values.
 
-A value that cannot be read exactly never becomes null silently: `Reading.bad` is true. Each step of reading is an
+A value that cannot be read exactly never becomes null silently: `ColumnReading.bad` is true. Each step of reading is an
 expression over the columns of the previous step, so nothing is computed twice.
 """
 
@@ -59,7 +59,7 @@ _TAKEN_OUT: Final = f',"{values.REDACTED}":['
 _ROUNDED_IN_A_VARIANT: Final = r"[0-9.]{39}|[0-9][0-9.]{15,}[eE]|[eE][+-]?[0-9]{3}"
 
 
-class Reading(NamedTuple):
+class ColumnReading(NamedTuple):
     """The expressions that read a column of one version as a column of the target. Each step feeds the next:
 
     `source` (read by from_json as `parsed_type`, or found by `cut`) → `raw` → `text` → `value`; then `bad` is whether a

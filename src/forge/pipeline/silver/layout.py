@@ -46,7 +46,7 @@ _WHOLE: Final[dict[type[DataType], tuple[int, int]]] = {ShortType: (2, 10), Inte
 """The size in bytes, and the number of digits that a decimal needs for Delta to widen to it."""
 
 
-class Part(msgspec.Struct, frozen=True):
+class VersionGroup(msgspec.Struct, frozen=True):
     """Versions whose rows can be read together, into the columns of `target`."""
 
     versions: frozenset[int]
@@ -60,7 +60,7 @@ class Era(msgspec.Struct, frozen=True):
 
     key: tuple[str, ...]
     mark: str | None
-    parts: tuple[Part, ...]
+    parts: tuple[VersionGroup, ...]
 
     @property
     def keyed(self) -> bool:
@@ -212,7 +212,7 @@ def _parts(
     columns: Mapping[str, Column],
     names: Mapping[str, str],
     places: Mapping[str, Sequence[str]],
-) -> Iterable[Part]:
+) -> Iterable[VersionGroup]:
     """Return the parts; a target has all columns of all versions, so its names in the lake are those of the layout."""
     for _, group in groupby(steps, lambda step: {name: run for name, run in step.runs.items() if run > 0}):
         together = list(group)
@@ -220,7 +220,7 @@ def _parts(
         run = {name: last.runs.get(name, 0) for name in runs}
         target = tuple(runs[name][run[name]].column if name in runs else columns[name] for name in names)
         moved = {names[name]: places[name][run[name]] for name in runs}
-        yield Part(
+        yield VersionGroup(
             frozenset(step.definition.version for step in together),
             msgspec.structs.replace(last.definition, columns=target),
             {name: place for name, place in moved.items() if name != place},

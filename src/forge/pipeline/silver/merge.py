@@ -34,7 +34,7 @@ from forge.pipeline.silver.bounds import Bounds, literal, look
 from forge.pipeline.silver.ends import End
 from forge.pipeline.silver.layout import Era, Layout, of_era
 from forge.pipeline.silver.row_shaping import complete
-from forge.pipeline.silver.rows import quoted
+from forge.pipeline.silver.rows import applies, quoted
 from forge.pipeline.silver.tables import MISSING, add_missing, current_columns, history_columns
 from forge.pipeline.silver.versions import SLIM, chain, concerned
 from forge.pipeline.tables import load
@@ -49,7 +49,7 @@ ENDING: Final = ("_end_seq", "_valid_to", "_end_transaction", "_is_current")
 class Merged(msgspec.Struct, frozen=True):
     """The result of a merge: rows that arrived, versions that are new or have another end, seconds per step.
 
-    `left_out` is 0 when all rows fitted; otherwise some may not have fitted, or arrived twice.
+    `left_out` is 0 when all values fitted; otherwise some may not have fitted, or arrived twice.
     """
 
     rows: int = 0
@@ -71,9 +71,9 @@ def merge(
 ) -> Merged:
     """Merge rows of one era, under the history's names, and ends of the whole table; the tables must be prepared.
 
-    Rows with a `_misfit` are skipped. The ends apply to all eras. `keys` has the keys and `_seq` of all rows, where
-    these are known without reading the rows, which are then read only once; it may have more. `most` is the maximum
-    number of rows.
+    Rows with a `_misfit` are skipped, unless their key is known (`_unfit`). The ends apply to all eras. `keys` has the
+    keys and `_seq` of all rows, where these are known without reading the rows, which are then read only once; it may
+    have more. `most` is the maximum number of rows.
     """
     merged = _Merge(spark, lake, layout, era, read, ends, keys, most).run()
     for other in layout.eras:
@@ -101,6 +101,8 @@ class _Merge:
         self._read = complete(read, layout)
         if MISFIT not in read.columns:
             self._read = self._read.withColumn(MISFIT, F.lit(None))
+        if "_unfit" not in read.columns:
+            self._read = self._read.withColumn("_unfit", F.lit(None).cast("array<string>"))
         self._given = keys
         """The arriving keys: as given, or those of the rows, which are then persisted."""
         self._most = most
@@ -137,7 +139,7 @@ class _Merge:
                     step.result()
             finally:
                 _free(made)
-            left_out = arrived["count"] - found["given"]
+            left_out = arrived["count"] - found["given"] + found["unfit"]
             return Merged(arrived["count"], found["new"] + found["ended"], left_out, self._seconds)
         finally:
             self._read.unpersist()
@@ -171,7 +173,7 @@ class _Merge:
         self._carries = self._era.keyed and "_missing" in history.columns
         self._wide = self._carries or not self._era.keyed or not self._ends
         carried = list(self._layout.columns) if self._carries else []
-        columns = history.columns if self._wide else [*self._era.key, *SLIM]
+        columns = history.columns if self._wide else [*self._era.key, *SLIM, "_unfit"]
         if self._layout.marked:
             history = history.where(of_era(self._era))
         touched = None
@@ -181,13 +183,14 @@ class _Merge:
             touched = self._given.select(*map(quoted, self._era.key))
             touched = F.broadcast(touched) if count <= FEW else touched
         existing = concerned(history, touched, since, self._era.key, columns)
-        fitting = self._read.where(F.col(MISFIT).isNull()).drop(MISFIT)
+        fitting = self._read.where(applies()).drop(MISFIT)
         made = chain(existing, fitting, later, self._era.key, carried=carried)
         made = made.localCheckpoint()
         ended = F.col("_:stored") & F.col("_:changed")
         counts = made.agg(
             F.count_if("_:stored").alias("stored"),
             F.count_if("_:given").alias("given"),
+            F.count_if(F.col("_:given") & F.col("_unfit").isNotNull()).alias("unfit"),
             F.count_if(~F.col("_:stored")).alias("new"),
             F.count_if(ended).alias("ended"),
             F.count_if(ended & F.col("_:was").isNotNull()).alias("ended_before"),
@@ -248,7 +251,7 @@ class _Merge:
             return
         source = rows.select(*values, "_is_current", "_end_seq")
         matching = [f"t.{quoted(name)} = s.{quoted(name)}" for name in same] + [each.sql("t") for each in keys]
-        newer = "s._seq >= t._seq" if self._carries else "s._seq > t._seq"
+        newer = "s._seq >= t._seq" if self._carries else "(s._seq > t._seq OR s._seq = t._seq AND t._unfit IS NOT NULL)"
         merging = (
             DeltaTable.forPath(self._spark, self._current)
             .alias("t")

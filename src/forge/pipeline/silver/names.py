@@ -30,6 +30,7 @@ METADATA: Final = (
     "_key",
     "_missing",
     "_redacted",
+    "_unfit",
     # Delta's change data feed and Spark's files use these.
     "_change_type",
     "_commit_version",

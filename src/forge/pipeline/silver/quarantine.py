@@ -18,7 +18,7 @@ from forge.pipeline.tables import exists, load
 _one_creates: Final = threading.Lock()
 
 
-class Count(NamedTuple):
+class QuarantineCount(NamedTuple):
     """The number of a table's rows that did not fit, by kind: the part of a reason before its colon."""
 
     table: str
@@ -36,11 +36,11 @@ def append(spark: SparkSession, lake: Lake, misfits: DataFrame, app: str, batch:
     new.write.format("delta").mode("append").option("userMetadata", f"{app} {batch}").save(lake.quarantine)
 
 
-def counts(spark: SparkSession, lake: Lake) -> list[Count]:
+def counts(spark: SparkSession, lake: Lake) -> list[QuarantineCount]:
     """Return the numbers of rows that did not fit, largest first."""
     if not exists(spark, lake.quarantine):
         return []
     name = F.concat_ws(".", "schema", "table").alias("name")
     kind = F.substring_index("reason", ":", 1).alias("kind")
     found = load(spark, lake.quarantine).groupBy(name, kind).count().orderBy(F.desc("count"), "name", "kind")
-    return [Count(*row) for row in found.collect()]
+    return [QuarantineCount(*row) for row in found.collect()]

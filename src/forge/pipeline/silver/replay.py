@@ -37,7 +37,7 @@ Progress = Callable[[str, int], None]
 """Called after each step with its name and number of rows: read, misfits, history, current."""
 
 
-class Replayed(NamedTuple):
+class ReplayedTables(NamedTuple):
     """The number of rows of each table after the replay."""
 
     history: int
@@ -52,7 +52,7 @@ def replay(
     *,
     types: Types | None = None,
     progress: Progress = lambda step, rows: None,
-) -> Replayed:
+) -> ReplayedTables:
     """Replace the silver of a table, named with its schema, by the result of replaying bronze."""
     definitions = {version: each for version, each in bronze.definitions(spark, lake).items() if each.name == table}
     if not definitions:
@@ -81,7 +81,7 @@ def replay(
     redaction.take_out_of_history(spark, lake, plan, definitions.values(), redaction.found(changes))
     living = _overwrite(spark, _current(spark, lake, plan), lake.current(table))
     progress("current", living)
-    return Replayed(versions, living, misfits)
+    return ReplayedTables(versions, living, misfits)
 
 
 def _versions(rows: Placed, era: Era, plan: Layout, ends: Sequence[End], carried: Sequence[str]) -> DataFrame:

@@ -9,8 +9,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, ShortType
 
 from forge.pipeline.definitions import Definition
-from forge.pipeline.silver.layout import Era, Layout, Part
-from forge.pipeline.silver.rows import ROW_OPS, renamed, rows
+from forge.pipeline.silver.layout import Era, Layout, VersionGroup
+from forge.pipeline.silver.rows import ROW_OPS, applies, renamed, rows
 from forge.pipeline.silver.types import Types
 
 
@@ -22,7 +22,8 @@ class Placed(NamedTuple):
 
     @property
     def fitting(self) -> DataFrame:
-        return self.read.where(F.col("_misfit").isNull()).drop("_misfit")
+        """The rows that are versions of their keys: those that fit, and misfits whose key does."""
+        return self.read.where(applies()).drop("_misfit")
 
 
 def placed(
@@ -68,10 +69,10 @@ def union(frames: Sequence[DataFrame]) -> DataFrame:
     return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
 
 
-def _placed(frame: DataFrame, part: Part) -> DataFrame:
+def _placed(frame: DataFrame, part: VersionGroup) -> DataFrame:
     if not part.places:
         return frame
-    lists = {name: renamed(F.col(name), part.places) for name in ("_missing", "_redacted")}
+    lists = {name: renamed(F.col(name), part.places) for name in ("_missing", "_redacted", "_unfit")}
     return frame.withColumnsRenamed(dict(part.places)).withColumns(lists)
 
 

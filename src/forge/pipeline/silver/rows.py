@@ -2,16 +2,17 @@
 
 Each change is read by the definition that it was written under, and gives a row of the target: columns that the change
 lacks are null, columns that the target lacks are dropped, and a value with another type in the target is converted if
-that loses nothing. A value that does not fit makes its whole row a misfit: no value is rounded, truncated or replaced
-by null. Frames are computed lazily, and no Python runs per row.
+that loses nothing. A value that does not fit makes its row a misfit: no value is rounded or truncated. A misfit whose
+key can be read still counts as a change of that key, so that no older version stays current: its other values are as
+read, those that do not fit are null, and `_unfit` names them. Frames are computed lazily, and no Python runs per row.
 
 In a table without a key `_key` identifies a row: it is equal for equal rows, whatever versions they were written under.
 There, an update is two rows, the delete of the row before (`_seq` + `a`) and the insert of the row after (`_seq` +
 `b`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, reduce
 from typing import Final, NamedTuple
 
 from pyspark.sql import Column, DataFrame
@@ -22,7 +23,7 @@ from forge import values
 from forge.change import Op
 from forge.pipeline.definitions import Definition
 from forge.pipeline.silver import reasons, texts
-from forge.pipeline.silver.images import Reading, any_of, readable, taken_out
+from forge.pipeline.silver.images import ColumnReading, any_of, readable, taken_out
 from forge.pipeline.silver.names import silver_names
 from forge.pipeline.silver.types import Types
 
@@ -57,13 +58,15 @@ _ABOUT: Final = {
 _LIMITS: Final = {"maxNumLen": "1000000"}
 
 
-class Rows:
+class ReadRows:
     """The result of reading changes; both parts derive from `read`, which a caller that uses both should persist.
 
     `read` has the target's columns, `_seq`, `_op`, `_at`, `_transaction`, `_user_id`, `_function_name`, `_trace_id`,
-    `_session_user`, `_missing`, `_redacted`, `_key` in a table without a key, and `_misfit`, null for rows that fit.
-    `_redacted` names the columns whose values were redacted and are null; it is null when there are none. `_missing`
-    names the columns that are in the change's definition and not in its image; null when there are none.
+    `_session_user`, `_missing`, `_redacted`, `_unfit`, `_key` in a table without a key, and `_misfit`, null for rows
+    that fit. `_unfit` names the columns of a misfit that are null because their values do not fit; it is null for rows
+    that fit, and for misfits whose key cannot be read. `_redacted` names the columns whose values were redacted and are
+    null; it is null when there are none. `_missing` names the columns that are in the change's definition and not in
+    its image; null when there are none.
     """
 
     def __init__(self, read: DataFrame, reader: "_Reader") -> None:
@@ -72,8 +75,8 @@ class Rows:
 
     @property
     def fitting(self) -> DataFrame:
-        """The rows that fit, without `_misfit`."""
-        return self.read.where(F.col("_misfit").isNull()).drop("_misfit")
+        """The rows that fit."""
+        return self.read.where(F.col("_misfit").isNull()).drop("_misfit", "_unfit")
 
     @property
     def misfits(self) -> DataFrame:
@@ -87,17 +90,22 @@ class Rows:
 
 def rows(
     changes: DataFrame, definitions: Mapping[int, Definition], target: Definition, types: Types | None = None
-) -> Rows:
+) -> ReadRows:
     """Return the rows of the changes of one table."""
     application = changes.sparkSession.sparkContext.applicationId
     reader = _reader(application, tuple(definitions.values()), target, types or Types())
-    return Rows(reader.rows(changes), reader)
+    return ReadRows(reader.rows(changes), reader)
 
 
 @lru_cache(maxsize=1000)
 def _reader(application: str, definitions: tuple[Definition, ...], target: Definition, types: Types) -> "_Reader":
     """Build the expressions once for all batches of an application: each of them costs a call to the JVM."""
     return _Reader(definitions, target, types)
+
+
+def applies() -> Column:
+    """Whether a row is a version of its key: it fits, or at least its key does."""
+    return F.col("_misfit").isNull() | F.col("_unfit").isNotNull()
 
 
 def _never() -> Column:
@@ -165,7 +173,7 @@ def _images(changes: DataFrame, *, keyed: bool, marks: bool) -> DataFrame:
 class _Field(NamedTuple):
     """A column of the target in a group of versions. `place` is the prefix of its columns in the frame."""
 
-    reading: Reading
+    reading: ColumnReading
     place: str
 
     @property
@@ -236,15 +244,17 @@ class _Reader:
             *(F.col(column).alias(name) for name, column in _ABOUT.items()),
             renamed(F.when(F.size("missing") > 0, F.col("missing")), names).alias("_missing"),
             F.sort_array(renamed(F.col("redacted"), names)).alias("_redacted"),
+            F.sort_array(renamed(F.col("unfit"), names)).alias("_unfit"),
             misfit.alias("_misfit"),
         ]
+        self._unfitting = self._unfit_columns(target).alias("unfit")
         typed = ((name, type, F.col(quoted(name))) for name, type in columns.items())
         self._key = F.md5(texts.named(typed).cast("binary")).alias("_key")
 
     def rows(self, changes: DataFrame) -> DataFrame:
         """Return the changes of rows as rows of the target."""
         images = _images(changes, keyed=self._keyed, marks=values.REDACTED not in self._targets)
-        found = self.read(images).select("*", self._missing).select(*self._columns)
+        found = self.read(images).select("*", self._missing, self._unfitting).select(*self._columns)
         return found if self._keyed else found.select("*", self._key)
 
     def read(self, changes: DataFrame) -> DataFrame:
@@ -290,7 +300,14 @@ class _Reader:
 
     def _value(self, name: str) -> Column:
         """Return a column of the target."""
-        found = [self._only(group, F.col(group.fields[name].value)) for group in self._groups if name in group.fields]
+        fields = [(group, group.fields[name]) for group in self._groups if name in group.fields]
+        found = [
+            self._only(
+                group,
+                F.when(~F.col(field.bad), F.col(field.value)) if field.reading.may_be_bad else F.col(field.value),
+            )
+            for group, field in fields
+        ]
         return (F.coalesce(*found) if found else F.lit(None)).cast(self._targets[name])
 
     def _lacking(self) -> Column:
@@ -313,6 +330,25 @@ class _Reader:
             has = tuple(column.name for column in shown if column.name in self._targets)
             expected.setdefault(has, []).append(version)
         return expected
+
+    def _unfit_columns(self, target: Definition) -> Column:
+        """Return the columns of a misfit whose values do not fit; null for other rows, and where the key is unknown."""
+        nothing = F.lit(None).cast("array<string>")
+        if not target.key:
+            return nothing
+        bad = [F.when(F.col(field.bad), F.lit(name)) for group in self._groups for name, field in group.doubtful]
+        parts = [F.array_compact(F.array(*bad))] if bad else []
+        for group in self._groups:
+            lost = self._lost(group, lambda each, texts: each["name"])
+            if lost is not None:
+                found = F.when(F.col(group.corrupt).isNotNull(), lost)
+                parts.append(F.coalesce(found, F.array().cast("array<string>")))
+        if not parts:
+            return nothing
+        has_key = [self._value(name).isNotNull() for name in target.key]
+        whole = reduce(Column.__and__, [*has_key, self._wrong(), ~self._unknown(), ~_no_image()])
+        names = F.array_distinct(F.concat(*parts))
+        return F.when(whole, F.when(F.size(names) > 0, names))
 
     def _wrong(self) -> Column:
         """Whether a row is a misfit."""
@@ -341,7 +377,18 @@ class _Reader:
         return _why(name, reasons.misfit(F.lit(kind), text, F.lit(field.reading.target.simpleString())))
 
     def _unparsed(self, group: _Group) -> Column:
-        """Find the columns that from_json could not read, by reading the whole image again as texts."""
+        """Return the problem of the first column that from_json could not read."""
+        nothing = _why(None, _not_an_image())
+
+        def why(each: Column, texts: Column) -> Column:
+            return _why(each["name"], reasons.misfit(each["kind"], F.element_at(texts, each["name"]), each["type"]))
+
+        lost = self._lost(group, why)
+        return nothing if lost is None else F.coalesce(F.get(lost, F.lit(0)), nothing)
+
+    def _lost(self, group: _Group, told: Callable[[Column, Column], Column]) -> Column | None:
+        """Find the columns that from_json could not read, by reading the whole image again as texts; None if none is
+        read by it. `told` is given a column's `name`, `kind` and `type`, and the texts by name."""
         fields = [
             F.struct(
                 F.lit(name).alias("name"),
@@ -351,24 +398,17 @@ class _Reader:
             )
             for name, field in group.parsed
         ]
-        nothing = _why(None, _not_an_image())
         if not fields:
-            return nothing
+            return None
 
         def lost(texts: Column) -> Column:
             found = F.filter(
                 F.array(*fields), lambda each: each["lost"] & F.element_at(texts, each["name"]).isNotNull()
             )
-            whys = F.transform(
-                found,
-                lambda each: _why(
-                    each["name"], reasons.misfit(each["kind"], F.element_at(texts, each["name"]), each["type"])
-                ),
-            )
-            return F.get(whys, F.lit(0))
+            return F.transform(found, lambda each: told(each, texts))
 
         once = F.array(F.from_json("image", "map<string, string>", _LIMITS))
-        return F.coalesce(F.get(F.transform(once, lost), F.lit(0)), nothing)
+        return F.get(F.transform(once, lost), F.lit(0))
 
 
 def _groups(definitions: Iterable[Definition], targets: Mapping[str, DataType]) -> list[_Group]:
@@ -383,7 +423,7 @@ def _groups(definitions: Iterable[Definition], targets: Mapping[str, DataType]) 
         group.versions.append(definition.version)
         for column in mine:
             place = f"_{groups.index(group)}_{len(group.fields)}"
-            group.fields.setdefault(column.name, _Field(Reading(column, targets[column.name], logged), place))
+            group.fields.setdefault(column.name, _Field(ColumnReading(column, targets[column.name], logged), place))
     return groups
 
 

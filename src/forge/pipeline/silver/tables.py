@@ -34,6 +34,9 @@ BY_WHOM: Final[dict[str, DataType]] = dict.fromkeys(
 REDACTED: Final[dict[str, DataType]] = {"_redacted": ArrayType(StringType())}
 """Columns whose values were redacted and are null; see `forge.pipeline.redaction`."""
 
+UNFIT: Final[dict[str, DataType]] = {"_unfit": ArrayType(StringType())}
+"""Columns whose values did not fit their types and are null; the quarantine has the row and the reason."""
+
 HISTORY: Final[dict[str, DataType]] = {
     "_seq": StringType(),
     "_end_seq": StringType(),
@@ -45,6 +48,7 @@ HISTORY: Final[dict[str, DataType]] = {
     "_end_transaction": LongType(),
     **BY_WHOM,
     **REDACTED,
+    **UNFIT,
 }
 CURRENT: Final[dict[str, DataType]] = {
     "_seq": StringType(),
@@ -53,6 +57,7 @@ CURRENT: Final[dict[str, DataType]] = {
     "_transaction": LongType(),
     **BY_WHOM,
     **REDACTED,
+    **UNFIT,
 }
 KEY: Final[dict[str, DataType]] = {"_key": StringType()}
 MISSING: Final[dict[str, DataType]] = {"_missing": ArrayType(StringType())}

@@ -64,7 +64,8 @@ def chain(
     """Return every version in `existing` or `fitting` with its end, and marks for the merge.
 
     `_:stored`: it is in `existing`; `_:given`: it is in `fitting`; `_:changed`: it is not stored, or differs from the
-    stored one; `_:last`: it is the last of its key; `_:was`: the stored `_end_seq`.
+    stored one, or has values that did not fit before; `_:last`: it is the last of its key; `_:was`: the stored
+    `_end_seq`.
 
     `existing` has at least the key and `SLIM`. With names in `carried` it has all columns, and `_missing`; then a value
     that a row lacks is that of the version which it ended, if any. `ends` are all ends of the table from the smallest
@@ -84,12 +85,12 @@ def chain(
             "_valid_to": end["at"],
             "_end_transaction": end["transaction"],
             "_is_current": end["seq"].isNull(),
-            "_:changed": ~F.col("_:stored") | ~end["seq"].eqNullSafe(F.col("_:was")),
+            "_:changed": ~F.col("_:stored") | ~end["seq"].eqNullSafe(F.col("_:was")) | F.col("_:refit"),
         }
     )
     if carried:
         rows = _carried(rows, key, carried)
-    return rows.drop("_:upcoming", "_:ender")
+    return rows.drop("_:upcoming", "_:ender", "_:refit")
 
 
 def upcoming(seq: Column, ends: Sequence[End]) -> Column:
@@ -134,6 +135,8 @@ def _itself() -> Column:
 def _both(existing: DataFrame | None, fitting: DataFrame) -> DataFrame:
     nothing = F.lit(None).cast("string")
     given = fitting.withColumnRenamed("_at", "_valid_from").withColumns({"_:stored": F.lit(False), "_:was": nothing})
+    if "_unfit" not in given.columns:
+        given = given.withColumn("_unfit", F.lit(None).cast("array<string>"))
     if existing is None:
         return given
     kept = [name for name in existing.columns if name in given.columns]
@@ -154,11 +157,17 @@ def _single(rows: DataFrame, key: Sequence[str], *, prefer_stored: bool) -> Data
                 "_:given": F.max(~F.col("_:stored")).over(all_of_them),
                 "_:was": F.max("_:was").over(all_of_them),
                 "_:any": F.max("_:stored").over(all_of_them),
+                "_:unfit": F.max(F.col("_:stored") & F.col("_unfit").isNotNull()).over(all_of_them),
             }
         )
         .where(F.col("_:number") == 1)
-        .withColumn("_:stored", F.col("_:any"))
-        .drop("_:number", "_:any")
+        .withColumns(
+            {
+                "_:refit": F.col("_:unfit") & F.col("_:given") & F.col("_unfit").isNull(),
+                "_:stored": F.col("_:any"),
+            }
+        )
+        .drop("_:number", "_:any", "_:unfit")
     )
 
 

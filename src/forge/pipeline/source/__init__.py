@@ -25,10 +25,10 @@ from pyspark.sql.types import StructType
 from forge.cursor import Cursor
 from forge.pipeline.changes import CHANGES
 from forge.pipeline.source.filters import condition
-from forge.pipeline.source.offset import Offset, Piece
-from forge.pipeline.source.options import Options
+from forge.pipeline.source.offset import Offset, Piece, pieces_of
+from forge.pipeline.source.options import StreamOptions
 from forge.pipeline.source.planner import Planner
-from forge.pipeline.source.reading import Scope, read
+from forge.pipeline.source.reading import StreamScope, read
 
 __all__ = ["ForgeSource", "register"]
 
@@ -42,7 +42,7 @@ def register(spark: SparkSession) -> None:
 class ForgePiece(InputPartition):
     """A piece of a batch, with everything that a task needs to read it."""
 
-    def __init__(self, scope: Scope, piece: Piece) -> None:
+    def __init__(self, scope: StreamScope, piece: Piece) -> None:
         super().__init__(None)
         self.scope = scope
         self.piece = piece
@@ -59,16 +59,16 @@ class ForgeSource(DataSource):
         return CHANGES
 
     def reader(self, schema: StructType) -> "DataSourceReader":
-        return BatchReader(Options.parse(self.options, start="log"))
+        return BatchReader(StreamOptions.parse(self.options, start="log"))
 
     def streamReader(self, schema: StructType) -> "DataSourceStreamReader":
-        return StreamReader(Options.parse(self.options, start="history"))
+        return StreamReader(StreamOptions.parse(self.options, start="history"))
 
 
 class BatchReader(DataSourceReader):
     """Read the log from `start` up to `until`, by default up to now."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: StreamOptions) -> None:
         self._options = options
         self._where: str | None = None
         self._pieces: list[ForgePiece] | None = None
@@ -84,6 +84,11 @@ class BatchReader(DataSourceReader):
         return self._pieces
 
     def _planned(self) -> list[ForgePiece]:
+        if self._options.pieces is not None:
+            given = StreamScope(
+                self._options.url, self._options.log, self._options.first_id, self._options.tables, self._where
+            )
+            return [ForgePiece(given, piece) for piece in pieces_of(self._options.pieces)]
         planner = Planner(self._options)
         try:
             scope = _scope(self._options, planner, self._where)
@@ -104,7 +109,7 @@ class BatchReader(DataSourceReader):
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plan on the driver, read in tasks; state between calls only speeds up planning."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: StreamOptions) -> None:
         self._options = options
         self._planner: Planner | None = None
 
@@ -154,5 +159,5 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._planner = None
 
 
-def _scope(options: Options, planner: Planner, where: str | None) -> Scope:
-    return Scope(options.url, planner.identity.uuid, planner.first_id, options.tables, where)
+def _scope(options: StreamOptions, planner: Planner, where: str | None) -> StreamScope:
+    return StreamScope(options.url, planner.identity.uuid, planner.first_id, options.tables, where)

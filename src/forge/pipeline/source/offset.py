@@ -100,13 +100,18 @@ class Offset(msgspec.Struct, frozen=True):
             msgspec.json.decode(kept["tables"], type=tuple[int, ...]),
             msgspec.json.decode(kept["stale"], type=tuple[int, ...]),
             msgspec.json.decode(kept["waiting"], type=tuple[TableShare, ...]),
-            msgspec.json.decode(kept["pieces"], type=tuple[Piece, ...]),
+            pieces_of(kept["pieces"]),
         )
 
     @property
     def events(self) -> int:
         """The number of changes of the batch that ends here; rows of snapshots are estimated."""
         return sum(piece.count if isinstance(piece, LogPiece) else piece.rows for piece in self.pieces)
+
+
+def pieces_of(text: str) -> tuple[Piece, ...]:
+    """Decode the pieces of a dumped offset."""
+    return msgspec.json.decode(text, type=tuple[Piece, ...])
 
 
 def _text(value: Any) -> str:

@@ -20,13 +20,14 @@ NAMES: Final = (
     "numPartitions",
     "maxEventsPerTrigger",
     "rowsPerShare",
-    "path",
 )
+PLANNED: Final = ("path", "pieces", "log", "firstId")
+"""Options that Spark, or the pipeline itself, adds."""
 MOST_EVENTS: Final = Config().pipeline.max_events
 ROWS_PER_SHARE: Final = 250_000
 
 
-class Options(msgspec.Struct, frozen=True):
+class StreamOptions(msgspec.Struct, frozen=True):
     """`start` is the beginning of a stream:
 
     - `history`: each table as it was before the oldest retained change, then all retained changes;
@@ -43,14 +44,18 @@ class Options(msgspec.Struct, frozen=True):
     partitions: int = 2
     most: int = MOST_EVENTS
     rows_per_share: int = ROWS_PER_SHARE
+    pieces: str | None = None
+    """The pieces to read, as an offset has them, of the log with the identity `log` from `first_id` on."""
+    log: str = ""
+    first_id: int = 0
 
     @classmethod
-    def parse(cls, given: Mapping[str, str], *, start: str) -> "Options":
+    def parse(cls, given: Mapping[str, str], *, start: str) -> "StreamOptions":
         """Parse the options of a Spark user."""
-        known = {name.lower(): name for name in NAMES}
+        known = {name.lower(): name for name in (*NAMES, *PLANNED)}
         for name in given:
             if name.lower() not in known:
-                raise ConfigError(f"the source has no option {name!r}", fix=f"choose from {', '.join(NAMES[:-1])}")
+                raise ConfigError(f"the source has no option {name!r}", fix=f"choose from {', '.join(NAMES)}")
         lower = {name.lower(): value for name, value in given.items()}
         url = lower.get("url") or os.environ.get("FORGE_DATABASE_URL")
         if not url:
@@ -67,6 +72,9 @@ class Options(msgspec.Struct, frozen=True):
             _number("numPartitions", lower.get("numpartitions", str(max(2, os.cpu_count() or 2))), 1),
             _number("maxEventsPerTrigger", lower.get("maxeventspertrigger", str(MOST_EVENTS)), 1),
             _number("rowsPerShare", lower.get("rowspershare", str(ROWS_PER_SHARE)), 1),
+            lower.get("pieces"),
+            lower.get("log", ""),
+            int(lower.get("firstid", "0")),
         )
         if options.start not in STARTS:
             Cursor.parse(options.start)

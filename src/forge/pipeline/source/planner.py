@@ -22,7 +22,7 @@ from forge.changelog.reader import START
 from forge.cursor import Cursor, LogIdentity, Position, Snapshot, wal_position
 from forge.errors import CursorExpired, CursorForeign, NotInstalled, TrackingError
 from forge.pipeline.source.offset import NOWHERE, LogPiece, Offset, TableShare
-from forge.pipeline.source.options import Options
+from forge.pipeline.source.options import StreamOptions
 from forge.pipeline.source.statements import source_query
 from forge.postgres.connection import Connection, connect, typed_errors
 from forge.postgres.names import quoted
@@ -81,7 +81,7 @@ def tracked(connection: Connection, tables: Sequence[str] | None) -> list[tuple[
 class Planner:
     """Plan the batches of one stream over one connection."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: StreamOptions) -> None:
         self._options = options
         self._tables = list(options.tables) if options.tables is not None else None
         self._planned: list[LogPiece] = []

@@ -100,8 +100,12 @@ WHERE {after_snapshot}
 
 -- announced: The row that announces a snapshot of a table; its rows follow.
 SELECT %(generation)s, %(name)s, 'snapshot', %(schema)s, %(table)s, %(version)s, NULL::text, NULL::json, NULL::json, NULL::json,
-       %(at)s::timestamptz, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::json, NULL::text, NULL::text
-WHERE %(first_share)s;
+       %(at)s::timestamptz, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::json, NULL::text, NULL::text;
+
+-- unknown_rows: The event that says that the rows of a share are unknown. It sorts after the announcement that another
+-- share of the same table may have made.
+SELECT %(generation)s || '!', %(name)s || '!' || %(share)s, 'invalidate', %(schema)s, %(table)s, %(version)s, NULL::text, NULL::json, NULL::json, NULL::json,
+       %(at)s::timestamptz, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::json, NULL::text, NULL::text;
 
 -- keyed_rows: The rows of a snapshot as the frame of changes, in a table with a key.
 SELECT %(generation)s || '!', %(name)s || ':' || k.row_id, 'read', %(schema)s, %(table)s, %(version)s, k.row_id, NULL::json, k.image, NULL::json,

@@ -55,7 +55,7 @@ _STANDS_FOR: Final = (
 """COPY's escapes for special characters. A PostgreSQL text never contains a NUL."""
 
 
-class Scope:
+class StreamScope:
     """The scope common to every piece of a stream."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Scope:
         """A condition that leaves changes out; only then may a piece have fewer than were planned."""
 
 
-def read(scope: Scope, piece: Piece) -> Iterator[pa.RecordBatch]:
+def read(scope: StreamScope, piece: Piece) -> Iterator[pa.RecordBatch]:
     """Yield the changes of a piece, unordered."""
     with typed_errors(), connect(scope.url) as connection:
         connection.execute(source_query("settings"))
@@ -79,7 +79,7 @@ def read(scope: Scope, piece: Piece) -> Iterator[pa.RecordBatch]:
             yield from _copied_share(connection, scope, piece)
 
 
-def _changes(connection: Connection, scope: Scope, piece: LogPiece) -> Iterator[pa.RecordBatch]:
+def _changes(connection: Connection, scope: StreamScope, piece: LogPiece) -> Iterator[pa.RecordBatch]:
     values = {
         **Snapshot.parse(piece.since).bounds,
         "until": piece.until,
@@ -109,7 +109,7 @@ def _changes(connection: Connection, scope: Scope, piece: LogPiece) -> Iterator[
         )
 
 
-def _copied_share(connection: Connection, scope: Scope, share: TableShare) -> Iterator[pa.RecordBatch]:
+def _copied_share(connection: Connection, scope: StreamScope, share: TableShare) -> Iterator[pa.RecordBatch]:
     with connection.transaction():
         for statement in statements(connection, share, scope.log, scope.first_id):
             yield from _copied(connection, statement)

@@ -3,8 +3,9 @@
 No snapshot is held open while a table is read: each share is read in its own snapshot and rewound
 (`forge.changelog.rewind`), and all shares together are the table as of the requested snapshot, at every attempt.
 
-When the table was truncated or redefined since, its rows cannot be reconstructed, and the share is empty: the event
-comes later in the stream, and with it the end of these rows or a new read of the table.
+When the table was truncated or redefined since, its rows cannot be reconstructed. Then the share is one `invalidate`
+event instead of the announcement and the rows: as-of must know that the rows are unknown until the truncate, or until
+the new read of the table, which come later in the stream.
 """
 
 from collections.abc import Iterator
@@ -27,7 +28,8 @@ class TableAsOf(NamedTuple):
 
 
 def statements(connection: Connection, share: TableShare, log: str, first_id: int) -> Iterator[str]:
-    """Yield the statements to run in the open transaction: the announcement of the snapshot, then the rows."""
+    """Yield the statements to run in the open transaction: the announcement of the snapshot, then the rows; or the
+    event that says that they are unknown."""
     then = as_of(connection, share.tracked, Snapshot.parse(share.snapshot), first_id, share)
     if then is None:
         return
@@ -39,12 +41,15 @@ def statements(connection: Connection, share: TableShare, log: str, first_id: in
         "table": then.now.name,
         "version": then.now.version,
         "at": share.at,
-        "first_share": share.share == 0,
+        "share": share.share,
     }
-    yield bound(connection, source_query("announced"), values)
-    if then.images is not None:
-        rows = bound(connection, source_query("keyed_rows" if then.now.key else "counted_rows"), values)
-        yield rows.replace("{images}", then.images)
+    if then.images is None:
+        yield bound(connection, source_query("unknown_rows"), values)
+        return
+    if share.share == 0:
+        yield bound(connection, source_query("announced"), values)
+    rows = bound(connection, source_query("keyed_rows" if then.now.key else "counted_rows"), values)
+    yield rows.replace("{images}", then.images)
 
 
 def as_of(

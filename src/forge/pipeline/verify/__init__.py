@@ -22,12 +22,12 @@ from forge.pipeline.silver.layout import in_order
 from forge.pipeline.silver.names import silver_names
 from forge.pipeline.source.statements import source_query
 from forge.pipeline.tables import exists
-from forge.pipeline.verify.report import Difference, Report, TableReport
+from forge.pipeline.verify.report import RowDifference, TableReport, VerifyReport
 from forge.pipeline.verify.sides import InDatabase
 from forge.pipeline.verify.table import compare
 from forge.postgres.connection import connect, typed_errors
 
-__all__ = ["Difference", "Report", "TableReport", "verify"]
+__all__ = ["RowDifference", "TableReport", "VerifyReport", "verify"]
 
 
 def verify(
@@ -38,7 +38,7 @@ def verify(
     *,
     snapshot: str,
     slices: int = 64,
-) -> Report:
+) -> VerifyReport:
     """Compare tables, by default all that are tracked and in the lake, as of a snapshot of the database.
 
     The snapshot is the lake's position; the lake must not advance during the comparison. HistoryUnavailable is raised
@@ -72,4 +72,4 @@ def verify(
                         fix="forge pipeline run --once, then ask again",
                     )
                 reports.append(compare(spark, lake, known[there.version], names, there, slices))
-    return Report(snapshot, reports)
+    return VerifyReport(snapshot, reports)

@@ -4,12 +4,15 @@ Both return the count and the sum of hashes per slice, and the rows of slices: k
 They hash the same texts (`forge.pipeline.silver.texts`), so equal rows have equal hashes.
 """
 
+import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
+import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, IntegerType, LongType, ShortType, VariantType
+from pyspark.sql.types import DataType, IntegerType, LongType, ShortType, TimestampType, VariantType
 
 from forge import values
 from forge.changelog.queries import query
@@ -19,6 +22,7 @@ from forge.pipeline.silver.rows import quoted
 from forge.pipeline.silver.texts import joined, prefixed, sql_joined, sql_md5, sql_prefixed, sql_text, text
 from forge.pipeline.source.offset import TableShare
 from forge.pipeline.source.shares import as_of
+from forge.pipeline.tables import of_micros
 from forge.pipeline.verify.slices import Slices
 from forge.postgres.connection import Connection
 from forge.postgres.names import quoted as sql_quoted
@@ -29,8 +33,10 @@ Sums = dict[int, tuple[int, int]]
 _SHORT: Final = 8
 """The number of digits of a column's short hash."""
 
+_MICROS: Final = re.compile(r"-?[0-9]{1,17}")
 
-class Row(NamedTuple):
+
+class ComparedRow(NamedTuple):
     """A row of either side: `id` is the hash of its key, or of the row in a table without one, `key` the key for
     display, `seq` the lake's change of the row, `redacted` the columns redacted before the lake read them."""
 
@@ -41,7 +47,7 @@ class Row(NamedTuple):
     seq: str = ""
     redacted: frozenset[str] = frozenset()
 
-    def differs(self, other: "Row", names: Sequence[str]) -> tuple[str, ...]:
+    def differs(self, other: "ComparedRow", names: Sequence[str]) -> tuple[str, ...]:
         """Return the columns in which two rows differ."""
         places = range(0, len(names) * _SHORT, _SHORT)
         return tuple(
@@ -59,7 +65,7 @@ class Compared(NamedTuple):
     type: DataType
 
 
-class Table(NamedTuple):
+class ComparedTable(NamedTuple):
     """The compared columns, and the key among them."""
 
     name: str
@@ -73,6 +79,18 @@ class Table(NamedTuple):
     @property
     def key_places(self) -> list[int]:
         return [self.names.index(name) for name in self.key]
+
+    def shown(self, word: str) -> str:
+        """Return a key for people: times as times, not as microseconds."""
+        types = [self.columns[place].type for place in self.key_places]
+        if not any(isinstance(type, TimestampType) for type in types):
+            return word
+        texts: list[str] = [word] if len(types) == 1 else msgspec.json.decode(word)
+        shown = [
+            str(of_micros(int(text))) if isinstance(type, TimestampType) and _MICROS.fullmatch(text) else text
+            for text, type in zip(texts, types, strict=True)
+        ]
+        return shown[0] if len(shown) == 1 else json.dumps(shown)
 
     @property
     def whole_key(self) -> Compared | None:
@@ -100,20 +118,22 @@ class InLake:
         found = self._frame.agg(F.min(quoted(key.name)), F.max(quoted(key.name))).first()
         return None if found is None or found[0] is None else (found[0], found[1])
 
-    def sums(self, table: Table, slices: Slices) -> Sums:
+    def sums(self, table: ComparedTable, slices: Slices) -> Sums:
         hashed = self._hashed(table, slices).groupBy("slice")
         return _sums(hashed.agg(F.count("*"), F.sum(F.col("hash").cast("decimal(38,0)")).cast("string")).collect())
 
-    def rows(self, table: Table, slices: Slices, which: Sequence[int]) -> list[Row]:
+    def rows(self, table: ComparedTable, slices: Slices, which: Sequence[int]) -> list[ComparedRow]:
         frame = self._hashed(table, slices, *slices.range(which)).where(F.col("slice").isin(list(which)))
         found = frame.select("id", "key", "hash", "columns", "_seq", "_redacted").collect()
         names = {each.name: each.column.name for each in table.columns}
         return [
-            Row(id, key, hash, columns, seq, frozenset(names.get(name, name) for name in redacted or ()))
+            ComparedRow(id, key, hash, columns, seq, frozenset(names.get(name, name) for name in redacted or ()))
             for id, key, hash, columns, seq, redacted in found
         ]
 
-    def _hashed(self, table: Table, slices: Slices, low: int | None = None, high: int | None = None) -> DataFrame:
+    def _hashed(
+        self, table: ComparedTable, slices: Slices, low: int | None = None, high: int | None = None
+    ) -> DataFrame:
         frame = self._frame
         if (whole := table.whole_key) is not None:
             key = F.col(quoted(whole.name))
@@ -169,17 +189,17 @@ class InDatabase:
             )
         return images
 
-    def sums(self, table: Table, slices: Slices) -> Sums:
+    def sums(self, table: ComparedTable, slices: Slices) -> Sums:
         rows = _sql_hashed(self._images, table, slices)
         return _sums(self._run(f"SELECT s.slice, count(*), sum(s.hash) FROM ({rows}) s GROUP BY s.slice"))
 
-    def rows(self, table: Table, slices: Slices, which: Sequence[int]) -> list[Row]:
+    def rows(self, table: ComparedTable, slices: Slices, which: Sequence[int]) -> list[ComparedRow]:
         rows = _sql_hashed(self._within(table, *slices.range(which)), table, slices)
         numbers = ", ".join(map(str, which))
         statement = f"SELECT s.id, s.key, s.hash, s.columns FROM ({rows}) s WHERE s.slice IN ({numbers})"
-        return [Row(*row) for row in self._run(statement)]
+        return [ComparedRow(*row) for row in self._run(statement)]
 
-    def _within(self, table: Table, low: int | None, high: int | None) -> str:
+    def _within(self, table: ComparedTable, low: int | None, high: int | None) -> str:
         """Return SQL for the rows whose keys are in a range."""
         whole = table.whole_key
         if whole is None or (low is None and high is None):
@@ -189,19 +209,19 @@ class InDatabase:
         then = as_of(self._connection, self._tracked, self._snapshot, self._first_id, share)
         return self._told(then.images if then is not None else None)
 
-    def read(self, table: Table, slices: Slices, images: Sequence[str]) -> list[Row]:
+    def read(self, table: ComparedTable, slices: Slices, images: Sequence[str]) -> list[ComparedRow]:
         """Convert images to rows."""
         given = "SELECT i.n AS row_id, i.image::json AS image FROM unnest({given}::text[]) WITH ORDINALITY i (image, n)"
         rows = _sql_hashed(given, table, slices)
         statement = f"SELECT s.id, s.key, s.hash, s.columns FROM ({rows}) s ORDER BY s.row_id"
         statement = statement.replace("%", "%%").replace("{given}", "%s")
-        return [Row(*row) for row in self._connection.execute(statement.encode(), ([*images],)).fetchall()]
+        return [ComparedRow(*row) for row in self._connection.execute(statement.encode(), ([*images],)).fetchall()]
 
     def _run(self, statement: str) -> list[tuple[Any, ...]]:
         return self._connection.execute(statement.encode()).fetchall()
 
 
-def _sql_hashed(images: str, table: Table, slices: Slices) -> str:
+def _sql_hashed(images: str, table: ComparedTable, slices: Slices) -> str:
     """Return SQL for the key, the slice, the hash and the columns' short hashes of each of these images."""
     record = ", ".join(
         f"{sql_quoted(each.column.name)} {'json' if each.column.kind == 'jsonb' else 'text'}" for each in table.columns

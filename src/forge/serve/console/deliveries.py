@@ -11,15 +11,14 @@ from typing import Any, Final
 import msgspec
 import psycopg
 
-from forge.deliver.consumers.control import Control, Status
+from forge.deliver.consumers.control import Control, ShardStatus
 from forge.deliver.consumers.definition import WEBHOOK
 from forge.deliver.consumers.letters import Parked, parked
 from forge.deliver.consumers.sql import sql
-from forge.deliver.outbox.control import Control as Outbox
+from forge.deliver.outbox.control import OutboxControl as Outbox
 from forge.deliver.webhooks.endpoints import Endpoints
-from forge.errors import ForgeError
-from forge.react.database import Context
-from forge.react.registry import BadArguments
+from forge.errors import BadArguments, LetterUnknown
+from forge.react.database import QueryContext
 from forge.serve.console.console_context import Desk, utc
 
 EVERY: Final = 1.9
@@ -28,18 +27,14 @@ MOST_LETTERS: Final = 1000
 _log = logging.getLogger(__name__)
 
 
-class LetterUnknown(ForgeError):
-    """The letter does not exist, or was removed."""
-
-
 def register(desk: Desk) -> None:
     url = desk.node.reactor.url
 
-    async def consumers(ctx: Context) -> list[dict[str, Any]]:
+    async def consumers(ctx: QueryContext) -> list[dict[str, Any]]:
         """Every shard of every consumer, with its status; webhooks have their own query."""
         return [_consumer(each) for each in await Control(url).statuses() if not each.name.startswith(WEBHOOK)]
 
-    async def webhooks(ctx: Context) -> list[dict[str, Any]]:
+    async def webhooks(ctx: QueryContext) -> list[dict[str, Any]]:
         """Every endpoint, without its secrets, with its status."""
         standing = {each.name: each for each in await Control(url).statuses()}
         return [
@@ -53,7 +48,7 @@ def register(desk: Desk) -> None:
             for each in await Endpoints(url).all()
         ]
 
-    async def dead_letters(ctx: Context, limit: int = 200) -> list[dict[str, Any]]:
+    async def dead_letters(ctx: QueryContext, limit: int = 200) -> list[dict[str, Any]]:
         """Changes and messages that could not be handled or sent, in order: first of consumers, then of the outbox."""
         if not 1 <= limit <= MOST_LETTERS:
             raise BadArguments(f"limit cannot be {limit}", fix=f"use 1 to {MOST_LETTERS}")
@@ -76,12 +71,12 @@ def register(desk: Desk) -> None:
             for each in messages
         ]
 
-    async def outbox(ctx: Context) -> list[dict[str, Any]]:
+    async def outbox(ctx: QueryContext) -> list[dict[str, Any]]:
         """Every topic that has messages, with its status."""
         found = await desk.thread(Outbox(url).lag, OUTBOX)
         return [{**msgspec.structs.asdict(each), "seconds": round(each.seconds, 1)} for each in found]
 
-    async def replay_letter(ctx: Context, id: str) -> dict[str, Any]:
+    async def replay_letter(ctx: QueryContext, id: str) -> dict[str, Any]:
         """Send a letter again, with all letters of its row or key."""
         kind, number = _parsed(id)
         if kind == "consumer":
@@ -91,7 +86,7 @@ def register(desk: Desk) -> None:
         _told("replayed", id, count, ctx)
         return {"replayed": count}
 
-    async def discard_letter(ctx: Context, id: str) -> dict[str, Any]:
+    async def discard_letter(ctx: QueryContext, id: str) -> dict[str, Any]:
         """Remove a letter; what waits behind it continues."""
         kind, number = _parsed(id)
         if kind == "consumer":
@@ -125,20 +120,20 @@ async def _in_outbox(desk: Desk, work: Callable[[], Any]) -> Any:
         raise BadArguments("that is not a message's id", fix="use one of forge.dead_letters") from None
 
 
-def _told(what: str, id: str, count: int, ctx: Context) -> None:
+def _told(what: str, id: str, count: int, ctx: QueryContext) -> None:
     if not count:
         raise LetterUnknown(f"there is no letter {id[:60]}", fix="it may have been sent meanwhile: look again")
     _log.info("%s was %s, by the console, by %s", id, what, ctx.auth.user)
 
 
-def _consumer(status: Status) -> dict[str, Any]:
+def _consumer(status: ShardStatus) -> dict[str, Any]:
     told = msgspec.structs.asdict(status)
     return {name: value for name, value in told.items() if name != "cursor"} | {
         "lag_seconds": None if status.lag_seconds is None else round(status.lag_seconds, 1)
     }
 
 
-def _fares(status: Status | None) -> dict[str, Any]:
+def _fares(status: ShardStatus | None) -> dict[str, Any]:
     """Return the status of an endpoint's consumer; a new endpoint has none yet."""
     told = {} if status is None else _consumer(status)
     counts = ("delivered", "retried", "parked", "dead_letters")

@@ -53,7 +53,7 @@ class _Last(msgspec.Struct):
     version: int
 
 
-class File(msgspec.Struct, frozen=True):
+class DeltaFile(msgspec.Struct, frozen=True):
     """A file of a table; `rows` excludes deleted rows, `most` has the greatest values of its columns."""
 
     path: Path
@@ -62,16 +62,16 @@ class File(msgspec.Struct, frozen=True):
     most: dict[str, Any]
 
 
-class Table:
+class DeltaTable:
     """One table, and the position up to which its log was read."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._log = folder / "_delta_log"
         self._version = -1
-        self._files: dict[tuple[Any, ...], File] = {}
+        self._files: dict[tuple[Any, ...], DeltaFile] = {}
 
-    def files(self) -> list[File]:
+    def files(self) -> list[DeltaFile]:
         """Return the files of the newest version; empty if there is no table."""
         commits = {int(match[1]): path for path in self._listed() if (match := _COMMIT.fullmatch(path.name))}
         newer = sorted(version for version in commits if version > self._version)
@@ -83,7 +83,7 @@ class Table:
             self._version = version
         return list(self._files.values())
 
-    def rows(self, columns: list[str], files: Iterable[File]) -> Iterator[dict[str, Any]]:
+    def rows(self, columns: list[str], files: Iterable[DeltaFile]) -> Iterator[dict[str, Any]]:
         """Yield the rows of some of its files."""
         for file in files:
             yield from _parquet(file.path, columns)
@@ -113,11 +113,11 @@ class Table:
             if action.add is not None:
                 self._files[action.add.id] = self._file(action.add)
 
-    def _file(self, added: _File) -> File:
+    def _file(self, added: _File) -> DeltaFile:
         stats = msgspec.json.decode(added.stats or "{}", type=_Stats)
         gone = 0 if added.deletionVector is None else added.deletionVector.cardinality
         path = self._folder / unquote(added.path)
-        return File(path, added.size or 0, max(0, stats.numRecords - gone), stats.maxValues)
+        return DeltaFile(path, added.size or 0, max(0, stats.numRecords - gone), stats.maxValues)
 
 
 _action: Final = msgspec.json.Decoder(_Action)

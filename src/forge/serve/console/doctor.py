@@ -8,7 +8,7 @@ import msgspec
 from forge.config import Config
 from forge.doctor import Finding, examine
 from forge.errors import ServerError
-from forge.react.database import Context
+from forge.react.database import QueryContext
 from forge.serve.console.console_context import Desk
 
 EVERY: Final = 30.0
@@ -16,7 +16,7 @@ TIMEOUT: Final = 25.0
 
 
 def register(desk: Desk) -> None:
-    async def doctor(ctx: Context) -> list[dict[str, Any]]:
+    async def doctor(ctx: QueryContext) -> list[dict[str, Any]]:
         """Problems of this setup, and their fixes."""
         try:
             async with asyncio.timeout(TIMEOUT):

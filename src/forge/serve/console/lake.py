@@ -22,9 +22,9 @@ from forge.deliver.consumers.lag import lag_of, lag_values
 from forge.deliver.consumers.sql import sql
 from forge.errors import ForgeError
 from forge.postgres.connection import Connection
-from forge.react.database import Context
+from forge.react.database import QueryContext
 from forge.serve.console.console_context import Desk, utc
-from forge.serve.console.delta import File, Table
+from forge.serve.console.delta import DeltaFile, DeltaTable
 
 EVERY: Final = 3.0
 RECENT: Final = 20
@@ -45,12 +45,12 @@ class _Ledger(msgspec.Struct):
     tables: list[dict[str, Any]]
 
 
-class Lake:
+class ConsoleLake:
     """A lake in a folder; reads of its tables continue at the last position, in one thread at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._known: dict[str, Table] = {}
+        self._known: dict[str, DeltaTable] = {}
         self._one = threading.Lock()
 
     def look(self) -> _Ledger:
@@ -100,15 +100,15 @@ class Lake:
             )
         return found
 
-    def _table(self, name: str) -> Table:
-        return self._known.setdefault(name, Table(self._folder / name))
+    def _table(self, name: str) -> DeltaTable:
+        return self._known.setdefault(name, DeltaTable(self._folder / name))
 
 
 def register(desk: Desk) -> None:
     path = desk.node.options.lake
     lake = None if path is None else _local(path)
 
-    async def pipeline(ctx: Context) -> dict[str, Any] | None:
+    async def pipeline(ctx: QueryContext) -> dict[str, Any] | None:
         """The progress of the lake, its last batches, and the sizes of its tables."""
         if path is None:
             return None
@@ -173,16 +173,16 @@ def _batch(row: dict[str, Any], checked: tuple[bool, datetime] | None) -> dict[s
     }
 
 
-def _newest(files: Iterable[File]) -> list[File]:
+def _newest(files: Iterable[DeltaFile]) -> list[DeltaFile]:
     """Return the files with the newest batches; Delta records the greatest number of each file."""
     return heapq.nlargest(RECENT, files, key=lambda file: file.most.get("batch", 0))
 
 
-def _local(path: str) -> Lake | None:
+def _local(path: str) -> ConsoleLake | None:
     """Return the lake if it is on this machine."""
     if path.startswith("file:"):
         path = unquote(urlsplit(path).path)
-    return None if "://" in path else Lake(Path(path).expanduser())
+    return None if "://" in path else ConsoleLake(Path(path).expanduser())
 
 
 def _name(folder: str) -> str:

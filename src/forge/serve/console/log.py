@@ -9,7 +9,7 @@ from forge.changelog.partitions import sizes
 from forge.config import hide
 from forge.postgres import leases
 from forge.postgres.connection import Connection
-from forge.react.database import Context
+from forge.react.database import QueryContext
 from forge.serve.console.console_context import Desk, utc
 from forge.serve.permissions import permissions
 
@@ -32,7 +32,7 @@ _LOG: Final = f"""
 def register(desk: Desk) -> None:
     node = desk.node
 
-    async def overview(ctx: Context) -> dict[str, Any]:
+    async def overview(ctx: QueryContext) -> dict[str, Any]:
         """This server, and the state of its log."""
         groups = [group for group in node.reactor.groups.values() if not group.call.query.own]
         secured, operate = node.options.auth is not None, node.options.operate

@@ -11,16 +11,16 @@ from typing import Any, Final
 import msgspec
 
 from forge.change import UNAVAILABLE, Op
+from forge.errors import BadArguments
 from forge.history.asof import row_as_of
-from forge.history.audit import Choice, audit
+from forge.history.audit import AuditFilter, audit
 from forge.history.instants import instant, instant_or_now
-from forge.history.revert import UNSEEN, Step, plan_revert
+from forge.history.revert import UNSEEN, RevertStep, plan_revert
 from forge.history.revert import Choice as Undone
-from forge.history.timeline import Entry, mark, timeline
+from forge.history.timeline import TimelineEntry, mark, timeline
 from forge.history.tracked import key_of
 from forge.postgres.connection import Connection
-from forge.react.database import Context
-from forge.react.registry import BadArguments
+from forge.react.database import QueryContext
 from forge.serve.console.console_context import Desk, given, shown, utc
 from forge.values import too_deep
 
@@ -68,7 +68,9 @@ class Pages:
 def register(desk: Desk) -> None:
     pages = Pages()
 
-    async def history(ctx: Context, table: str, key: Any, before: str | None = None, limit: int = 50) -> dict[str, Any]:
+    async def history(
+        ctx: QueryContext, table: str, key: Any, before: str | None = None, limit: int = 50
+    ) -> dict[str, Any]:
         """Every change of one row, newest first, in pages."""
         _check(limit)
 
@@ -90,7 +92,7 @@ def register(desk: Desk) -> None:
 
         return await desk.ask(look, KIND)
 
-    async def as_of(ctx: Context, table: str, key: Any, at: str) -> dict[str, Any]:
+    async def as_of(ctx: QueryContext, table: str, key: Any, at: str) -> dict[str, Any]:
         """One row at an instant, and the distance of the answer from that instant."""
 
         def look(connection: Connection) -> dict[str, Any]:
@@ -101,7 +103,7 @@ def register(desk: Desk) -> None:
         return await desk.ask(look, KIND)
 
     async def audited(
-        ctx: Context,
+        ctx: QueryContext,
         user: str | None = None,
         table: str | None = None,
         op: str | None = None,
@@ -115,12 +117,14 @@ def register(desk: Desk) -> None:
         _check(limit)
         ops = () if op is None else (_op(op),)
         begin, end = (None if at is None else instant(at) for at in (since, until))
-        choice = Choice(user, table, ops, trace, begin, end)
+        choice = AuditFilter(user, table, ops, trace, begin, end)
         page = await desk.ask(lambda connection: audit(connection, choice, limit=limit, before=before), KIND)
         entries = [{**msgspec.structs.asdict(entry), "op": entry.op.name} for entry in page.entries]
         return {"entries": entries, "next": page.next}
 
-    async def revert_plan(ctx: Context, trace: str | None = None, transaction: str | None = None) -> dict[str, Any]:
+    async def revert_plan(
+        ctx: QueryContext, trace: str | None = None, transaction: str | None = None
+    ) -> dict[str, Any]:
         """The effects of undoing a request or a transaction; nothing is locked or written."""
         choice = Undone(trace=trace, transaction=transaction)
 
@@ -163,7 +167,7 @@ def _op(word: str) -> Op:
         raise BadArguments(f"op cannot be {word[:20]!r}", fix=f"use {', '.join(Op)}") from None
 
 
-def _entry(entry: Entry) -> dict[str, Any]:
+def _entry(entry: TimelineEntry) -> dict[str, Any]:
     change, context = entry.change, entry.change.context
     found: dict[str, Any] = {
         "op": entry.op,
@@ -214,7 +218,7 @@ def _decoded(raw: msgspec.Raw) -> Any:
     return bytes(raw).decode() if too_deep({"": value}) else value
 
 
-def _step(step: Step) -> dict[str, Any]:
+def _step(step: RevertStep) -> dict[str, Any]:
     def image(values: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
         return {name: UNAVAILABLE if raw == UNSEEN else shown(_decoded(raw)) for name, raw in values.items()}
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from forge.react.database import Context
+from forge.react.database import QueryContext
 from forge.react.group import Group
 from forge.react.registry import Auth
 from forge.serve.console.console_context import OFTEN, Desk, shown
@@ -20,12 +20,12 @@ COUNTS: Final = ("changes", "touched", "pruned", "runs", "pushed", "wasted", "mi
 def register(desk: Desk) -> None:
     node, activity = desk.node, desk.activity
 
-    async def queries(ctx: Context) -> list[dict[str, Any]]:
+    async def queries(ctx: QueryContext) -> list[dict[str, Any]]:
         """The live queries of this node, each with its arguments and its scope."""
         groups = heapq.nlargest(MOST, node.reactor.groups.values(), key=lambda group: len(group.subscribers))
         return sorted(map(_group, groups), key=lambda each: (each["own"], each["query"], each["id"]))
 
-    async def metrics(ctx: Context) -> dict[str, Any]:
+    async def metrics(ctx: QueryContext) -> dict[str, Any]:
         """Counters of this node since its start, and for the last two minutes."""
         groups = [group for group in node.reactor.groups.values() if not group.call.query.own]
         return {

@@ -13,7 +13,7 @@ import psycopg
 
 from forge.errors import TrackingError
 from forge.postgres.connection import Connection
-from forge.react.database import Context
+from forge.react.database import QueryContext
 from forge.serve.console.console_context import Desk, utc
 from forge.serve.console.log import OLDEST_WRITE
 from forge.tracking.settings import EXCLUDED, LAST, MASKED
@@ -78,7 +78,7 @@ def register(desk: Desk) -> None:
         ((oldest,),) = connection.execute(OLDEST_WRITE.encode()).fetchall()
         return _listed(connection), oldest
 
-    async def tables(ctx: Context) -> list[dict[str, Any]]:
+    async def tables(ctx: QueryContext) -> list[dict[str, Any]]:
         """Every table: its tracking, its rate of changes, and its size."""
         rows, oldest = await desk.ask(look)
         rates, seen = desk.activity.per_minute(), desk.activity.last
@@ -101,7 +101,7 @@ def register(desk: Desk) -> None:
         ]
 
     async def enable(
-        ctx: Context, table: str, exclude: list[str] | None = None, mask: list[str] | None = None
+        ctx: QueryContext, table: str, exclude: list[str] | None = None, mask: list[str] | None = None
     ) -> dict[str, Any]:
         """Track a table; options that are not given keep their value, even from before the table was disabled."""
         await ctx.db.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
@@ -114,7 +114,7 @@ def register(desk: Desk) -> None:
         _log.info("%s is tracked, by the console, by %s", now["name"], ctx.auth.user)
         return {"table": now["name"]}
 
-    async def disable(ctx: Context, table: str) -> dict[str, Any]:
+    async def disable(ctx: QueryContext, table: str) -> dict[str, Any]:
         """Stop tracking a table; its changes stay in the log."""
         await ctx.db.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
         was = await _change(ctx, table, "SELECT public.forge_disable_reactivity(%s)", (table,))
@@ -135,7 +135,7 @@ def _listed(connection: Connection) -> list[Any]:
         return connection.execute((_TABLES % "NULL::bigint").encode()).fetchall()
 
 
-async def _change(ctx: Context, table: str, statement: str, values: tuple[Any, ...]) -> Any:
+async def _change(ctx: QueryContext, table: str, statement: str, values: tuple[Any, ...]) -> Any:
     """Run a change with a short lock timeout, because writers queue behind a wait for a lock."""
     try:
         return await ctx.db.fetch_value(statement, values)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from forge import wire
-from forge.capture import Batch, changes
+from forge.capture import SourceBatch, changes
 
 
 def main(opener: str, text: str, directory: Path) -> None:
@@ -38,7 +38,7 @@ async def consume(source: Any, directory: Path) -> None:
                 await source.ack(batch.cursor)
 
 
-def _effect(batch: Batch) -> dict[str, Any]:
+def _effect(batch: SourceBatch) -> dict[str, Any]:
     return {
         "changes": [{"id": change.id, "key": dict(change.key) if change.key else None} for change in batch.changes],
         "raw": [wire.encode(change).decode() for change in batch.changes],

@@ -5,7 +5,7 @@ import re
 from contextlib import aclosing
 from typing import Any
 
-from forge.capture import Batch, Source
+from forge.capture import Source, SourceBatch
 from forge.change import Change
 from forge.errors import CursorExpired, CursorForeign, CursorInvalid
 from forge.testing.conformance.adapter import Adapter, Unsupported
@@ -146,8 +146,8 @@ def _need_durable(adapter: Adapter) -> None:
         raise Unsupported("the source does not say that it is durable")
 
 
-async def _until(adapter: Adapter, source: Source, start: str, mark: int) -> list[Batch]:
-    found: list[Batch] = []
+async def _until(adapter: Adapter, source: Source, start: str, mark: int) -> list[SourceBatch]:
+    found: list[SourceBatch] = []
     async with asyncio.timeout(adapter.patience), aclosing(source.stream(start)) as batches:
         async for batch in batches:
             found.append(batch)

@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, ClassVar, Self
 
-from forge.capture import Batch, Capabilities, Filter, Source, Status
+from forge.capture import Capabilities, Filter, Source, SourceBatch, Status
 from forge.change import Change, Context, Op
-from forge.change import Source as Origin
+from forge.change import ChangeSource as Origin
 from forge.errors import CursorExpired, CursorForeign, CursorInvalid
 from forge.testing.conformance.adapter import Adapter, Opening, Sample, Unsupported, Writer
 from forge.testing.conformance.operations import (
@@ -192,7 +192,7 @@ class MemorySource:
     async def ack(self, cursor: str) -> None:
         self.position(cursor)
 
-    async def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
+    async def stream(self, after: str | None = None) -> AsyncGenerator[SourceBatch]:
         position = len(self.database.history) if after is None else self.position(after)
         while True:
             async with self.database.news:
@@ -200,9 +200,9 @@ class MemorySource:
                     await self.database.news.wait()
             found = self.database.history[position : position + PAGE]
             position += len(found)
-            yield self.filter.batch(Batch(found, self.cursor(position)))
+            yield self.filter.batch(SourceBatch(found, self.cursor(position)))
 
-    async def snapshot(self, after: str | None = None) -> AsyncGenerator[Batch]:
+    async def snapshot(self, after: str | None = None) -> AsyncGenerator[SourceBatch]:
         position, _, done = (after or await self.now()).partition("+")
         tables = self.database.as_of(self.position(position))
         rows = [(table, id) for table in sorted(tables) for id in sorted(tables[table])]
@@ -221,8 +221,8 @@ class MemorySource:
                 )
                 for table, id in page
             ]
-            yield self.filter.batch(Batch(reads, f"{position}+{place + len(page)}"))
-        yield Batch((), position)
+            yield self.filter.batch(SourceBatch(reads, f"{position}+{place + len(page)}"))
+        yield SourceBatch((), position)
 
     async def status(self) -> Status:
         return Status(self.kind, self.name, self.capabilities, position=await self.now(), in_forge=self.filter.parts)

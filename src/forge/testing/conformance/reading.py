@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
-from forge.capture import Batch, Filter, Source, changes
+from forge.capture import Filter, Source, SourceBatch, changes
 from forge.change import UNAVAILABLE, Change, Op, same
 from forge.errors import ForgeError
 from forge.testing.conformance.adapter import Adapter, Violation
@@ -39,15 +39,15 @@ def told(found: Sequence[Change]) -> str:
 class Listener:
     """A source that is read in a task. Not to be used outside `listening`."""
 
-    def __init__(self, adapter: Adapter, source: Source, start: str, batches: AsyncGenerator[Batch]) -> None:
+    def __init__(self, adapter: Adapter, source: Source, start: str, batches: AsyncGenerator[SourceBatch]) -> None:
         self.source = source
         self.start = start
-        self.batches: list[Batch] = []
+        self.batches: list[SourceBatch] = []
         self._adapter = adapter
         self._news = asyncio.Event()
         self._task = asyncio.create_task(self._read(batches))
 
-    async def _read(self, batches: AsyncGenerator[Batch]) -> None:
+    async def _read(self, batches: AsyncGenerator[SourceBatch]) -> None:
         try:
             async with aclosing(batches) as reading:
                 async for batch in reading:
@@ -120,7 +120,7 @@ async def listening(
             await listener.close()
 
 
-async def refusal(adapter: Adapter, batches: AsyncGenerator[Batch]) -> BaseException | Batch | None:
+async def refusal(adapter: Adapter, batches: AsyncGenerator[SourceBatch]) -> BaseException | SourceBatch | None:
     """What a stream raises, or the first batch it gives, or None when it does neither for a while."""
     try:
         async with asyncio.timeout(min(adapter.patience, 10.0)), aclosing(batches) as reading:
@@ -133,10 +133,10 @@ async def refusal(adapter: Adapter, batches: AsyncGenerator[Batch]) -> BaseExcep
     return None
 
 
-def refused(found: BaseException | Batch | None, *kinds: type[ForgeError], what: str) -> None:
+def refused(found: BaseException | SourceBatch | None, *kinds: type[ForgeError], what: str) -> None:
     """That a stream was refused in one of these ways, with what to do about it."""
     names = " or ".join(kind.__name__ for kind in kinds)
-    if isinstance(found, Batch):
+    if isinstance(found, SourceBatch):
         raise Violation(f"{what} was answered with {told(found.changes)}, not with {names}")
     expect(found is not None, f"{what} was answered with silence, not with {names}")
     expect(isinstance(found, kinds), f"{what} raised {type(found).__name__}: {found}, not {names}")

@@ -1,6 +1,6 @@
 """Checks of snapshots: rows first, then what follows, without a gap or an overlap, also after an interruption."""
 
-from forge.capture import Batch
+from forge.capture import SourceBatch
 from forge.capture.source import in_snapshot
 from forge.change import Op
 from forge.errors import CursorInvalid, ForgeError
@@ -78,7 +78,7 @@ async def check_snapshot_resume(adapter: Adapter) -> None:
             refused(found, CursorInvalid, what="a stream from a cursor inside a snapshot")
 
 
-async def _rest(adapter: Adapter, batches: list[Batch], place: int, traffic: Traffic) -> None:
+async def _rest(adapter: Adapter, batches: list[SourceBatch], place: int, traffic: Traffic) -> None:
     read = [change for batch in batches[: place + 1] for change in batch.changes]
     rows = {change.id: change.after for batch in batches for change in batch.changes}
     state = State(adapter)
@@ -92,7 +92,7 @@ async def _rest(adapter: Adapter, batches: list[Batch], place: int, traffic: Tra
         state.equals(traffic.tables)
 
 
-def _over(batches: list[Batch]) -> bool:
+def _over(batches: list[SourceBatch]) -> bool:
     return bool(batches) and not in_snapshot(batches[-1].cursor)
 
 

@@ -19,8 +19,8 @@ from forge.change import Change
 from forge.errors import TrackingError
 from forge.observing.engines import watch
 from forge.tracking import record as log
-from forge.tracking.sqlalchemy.subscribers import Callback, Subscriber, Where
-from forge.tracking.sqlalchemy.tables import Registry, table_name
+from forge.tracking.sqlalchemy.subscribers import Callback, ChangeSubscriber, Where
+from forge.tracking.sqlalchemy.tables import TrackedTables, table_name
 from forge.tracking.sqlalchemy.tracker import Recording, Tracker
 
 __all__ = ["create_log", "on_change", "recorded", "track"]
@@ -52,7 +52,7 @@ def track(
 
     An engine that is already tracked keeps its settings.
     """
-    registry = Registry(tables, skip_tables, names or {})
+    registry = TrackedTables(tables, skip_tables, names or {})
     if record not in ("auto", "always", "never"):
         raise TrackingError(f"record cannot be {record!r}", fix='pass "auto", "always" or "never"')
 
@@ -100,7 +100,7 @@ def on_change(target: Any, table: Any, callback: Callback, *, where: Where = Non
     `table` is a name, a Table, a mapped class, or None for all. `where` selects rows: a dict of columns and values, a
     SQLAlchemy condition on the table, or a function of a row. With an AsyncEngine the callback may be async.
     """
-    subscriber = Subscriber(None if table is None else table_name(table), callback, where)
+    subscriber = ChangeSubscriber(None if table is None else table_name(table), callback, where)
     stops = []
     for engine in _engines(target):
         tracker = _trackers.get(_root(engine))

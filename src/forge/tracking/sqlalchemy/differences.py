@@ -1,16 +1,17 @@
-"""Compute the row changes of a statement that has run, from its Plan and the rows afterwards.
+"""Compute the row changes of a statement that has run, from its plan and the rows afterwards.
 
-`Found` has the changes in order, and whether further rows may have changed, so that the table must be read again.
+`StatementEffects` has the changes in order, and whether further rows may have changed, so that the table must be read
+again.
 """
 
 from typing import Any, Final, NamedTuple
 
 from forge.change import Op, same
 from forge.tracking.sqlalchemy.images import Image, Key
-from forge.tracking.sqlalchemy.plan import Images, Plan, known
+from forge.tracking.sqlalchemy.plan import ExecutionPlan, Images, known
 
 
-class Row(NamedTuple):
+class RowChange(NamedTuple):
     """The change of one row: its key as SQLAlchemy binds it, and the row before and after, None if there is none."""
 
     op: Op
@@ -21,18 +22,18 @@ class Row(NamedTuple):
     """For an update with both rows known: the changed columns with their old values."""
 
 
-class Found(NamedTuple):
+class StatementEffects(NamedTuple):
     """The effects of a statement."""
 
-    rows: list[Row]
+    rows: list[RowChange]
     beyond: bool = False
 
 
-NOTHING = Found([])
-UNKNOWN = Found([], beyond=True)
+NOTHING = StatementEffects([])
+UNKNOWN = StatementEffects([], beyond=True)
 
 
-def inserted(plan: Plan, keys: list[Key], count: int) -> Found:
+def inserted(plan: ExecutionPlan, keys: list[Key], count: int) -> StatementEffects:
     """Return the changes after a plain INSERT of `count` rows (-1: unknown) with these keys."""
     if count == 0:
         return NOTHING
@@ -42,27 +43,27 @@ def inserted(plan: Plan, keys: list[Key], count: int) -> Found:
     if not good:
         return UNKNOWN
     after = plan.now(good)
-    rows = [Row(Op.INSERT, key, None, after.get(key) if after else None) for key in dict.fromkeys(good)]
-    return Found(rows, beyond=len(good) != len(keys) or len(good) < count)
+    rows = [RowChange(Op.INSERT, key, None, after.get(key) if after else None) for key in dict.fromkeys(good)]
+    return StatementEffects(rows, beyond=len(good) != len(keys) or len(good) < count)
 
 
-def collided(plan: Plan) -> Found:
+def collided(plan: ExecutionPlan) -> StatementEffects:
     """Return the changes after an INSERT with a conflict clause, by comparing the rows before and after."""
     before, after = plan.before, plan.now_colliding()
     if before is None or after is None:
         return UNKNOWN
-    rows = [Row(Op.DELETE, key, image, None) for key, image in before.items() if key not in after]
+    rows = [RowChange(Op.DELETE, key, image, None) for key, image in before.items() if key not in after]
     for key, image in after.items():
         was = before.get(key)
         if was is None:
-            rows.append(Row(Op.INSERT, key, None, image))
+            rows.append(RowChange(Op.INSERT, key, None, image))
         elif old := changed(was.row, image.row):
-            rows.append(Row(Op.UPDATE, key, was, image, old))
+            rows.append(RowChange(Op.UPDATE, key, was, image, old))
     # fewer rows than given: some collided on something not in the Table, for example an index on an expression
-    return Found(rows, beyond=len(after) < plan.expected)
+    return StatementEffects(rows, beyond=len(after) < plan.expected)
 
 
-def updated(plan: Plan, count: int) -> Found:
+def updated(plan: ExecutionPlan, count: int) -> StatementEffects:
     """Return the changes after an UPDATE that touched `count` rows."""
     before = plan.before
     old = _named(plan)
@@ -73,27 +74,27 @@ def updated(plan: Plan, count: int) -> Found:
     moved = plan.moved
     new = [moved.get(key, key) for key in old]
     after = plan.now(new)
-    rows: list[Row] = []
+    rows: list[RowChange] = []
     for key, now in zip(old, new, strict=True):
         was = before.get(key) if before is not None else None
         image = after.get(now) if after is not None else None
         if after is not None and image is None:
             continue  # the WHERE has more than the key, and excluded this row
         if now != key:
-            rows.append(Row(Op.DELETE, key, was, None))
+            rows.append(RowChange(Op.DELETE, key, was, None))
         elif was is None or image is None:
-            rows.append(Row(Op.UPDATE, key, was, image))
+            rows.append(RowChange(Op.UPDATE, key, was, image))
         elif different := changed(was.row, image.row):
-            rows.append(Row(Op.UPDATE, key, was, image, different))
+            rows.append(RowChange(Op.UPDATE, key, was, image, different))
     rows += [
-        Row(Op.INSERT, now, None, after.get(now) if after is not None else None)
+        RowChange(Op.INSERT, now, None, after.get(now) if after is not None else None)
         for key, now in zip(old, new, strict=True)
         if now != key and (after is None or now in after)
     ]
-    return Found(rows, beyond=_more(plan, count))
+    return StatementEffects(rows, beyond=_more(plan, count))
 
 
-def deleted(plan: Plan, count: int) -> Found:
+def deleted(plan: ExecutionPlan, count: int) -> StatementEffects:
     """Return the changes after a DELETE that touched `count` rows."""
     gone = _named(plan)
     if count == 0:
@@ -104,7 +105,9 @@ def deleted(plan: Plan, count: int) -> Found:
     if count != len(gone):
         left = plan.now(gone) or {}
         gone = [key for key in gone if key not in left]
-    return Found([Row(Op.DELETE, key, before.get(key), None) for key in gone], beyond=_more(plan, count))
+    return StatementEffects(
+        [RowChange(Op.DELETE, key, before.get(key), None) for key in gone], beyond=_more(plan, count)
+    )
 
 
 def changed(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
@@ -125,13 +128,13 @@ _EQUAL: Final = frozenset({str, int, bytes})
 """Types whose equal values have the same representation."""
 
 
-def _named(plan: Plan) -> list[Key] | None:
+def _named(plan: ExecutionPlan) -> list[Key] | None:
     if plan.before is not None:
         return list(plan.before)
     return None if plan.keys is None else list(dict.fromkeys(plan.keys))
 
 
-def _more(plan: Plan, count: int) -> bool:
+def _more(plan: ExecutionPlan, count: int) -> bool:
     """Whether more rows were touched than were read before: a concurrent commit added them."""
     return plan.before is not None and count > plan.found
 

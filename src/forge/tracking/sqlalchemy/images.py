@@ -1,8 +1,8 @@
 """Read rows through SQLAlchemy in the form of a Change: exact, for any driver and any application types.
 
-A `Shape` has what is needed to read one table in one dialect. A column is read as the database stores it (the Python
-value of a TypeDecorator belongs to the application) and converted to the form that `forge.values` defines. Where a
-driver would lose information (an infinite date, a JSON number), the database returns the text.
+A `TableImages` has what is needed to read one table in one dialect. A column is read as the database stores it (the
+Python value of a TypeDecorator belongs to the application) and converted to the form that `forge.values` defines. Where
+a driver would lose information (an infinite date, a JSON number), the database returns the text.
 """
 
 import json
@@ -57,7 +57,7 @@ class Image:
         self.key, self.row, self.flags = key, row, flags
 
 
-class Shape:
+class TableImages:
     """The way to read one table in one dialect."""
 
     def __init__(self, table: Table, dialect: Dialect) -> None:

@@ -15,9 +15,9 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from forge.errors import one_line
 from forge.tracking.events import LOGGER
 from forge.tracking.record import OWN
-from forge.tracking.sqlalchemy.images import KEYS, Image, Key, Lock, Shape
-from forge.tracking.sqlalchemy.statement import Analysis, Parameters, given_rows, unique_sets
-from forge.tracking.sqlalchemy.subscribers import Subscriber
+from forge.tracking.sqlalchemy.images import KEYS, Image, Key, Lock, TableImages
+from forge.tracking.sqlalchemy.statement import Parameters, StatementAnalysis, given_rows, unique_sets
+from forge.tracking.sqlalchemy.subscribers import ChangeSubscriber
 
 Images: TypeAlias = dict[Key, Image]
 Collisions: TypeAlias = list[tuple[tuple[Column[Any], ...], list[Key]]]
@@ -25,21 +25,21 @@ Collisions: TypeAlias = list[tuple[tuple[Column[Any], ...], list[Key]]]
 _FAILURES: Final = (SQLAlchemyError, LookupError, ValueError, TypeError, ArithmeticError)
 
 
-class Plan:
+class ExecutionPlan:
     """One execution."""
 
     def __init__(
         self,
         connection: Connection,
-        analysis: Analysis,
+        analysis: StatementAnalysis,
         parameters: Parameters,
         *,
         records: bool,
-        filters: tuple[Subscriber, ...],
+        filters: tuple[ChangeSubscriber, ...],
         options: Mapping[str, Any],
     ) -> None:
         self.connection, self.analysis, self.parameters, self.records = connection, analysis, parameters, records
-        self.shape: Final[Shape] = analysis.shape
+        self.shape: Final[TableImages] = analysis.shape
         self.table: Final[Table] = analysis.shape.table
         self.filters: Final = filters
         self.schema: Final = placed(self.table.schema, options)

@@ -6,7 +6,7 @@ from typing import Any, Final
 from sqlalchemy import Dialect, Insert, Table
 from sqlalchemy.engine.cursor import _NO_CURSOR_DML
 
-from forge.tracking.sqlalchemy.images import Key, Shape
+from forge.tracking.sqlalchemy.images import Key, TableImages
 from forge.tracking.sqlalchemy.statement import collides
 
 _ADDED: Final = "_forge_returning"
@@ -47,7 +47,7 @@ def _given(values: Any, key: tuple[Any, ...]) -> bool:
     return all(column.key in values or column in values for column in key)
 
 
-def returned_keys(statement: Any, result: Any, shape: Shape) -> tuple[list[Key], int]:
+def returned_keys(statement: Any, result: Any, shape: TableImages) -> tuple[list[Key], int]:
     """Return the keys of an INSERT that has run, and its row count (-1: unknown). Hidden from the caller."""
     context = result.context
     added = statement.__dict__.get(_ADDED)

@@ -11,15 +11,15 @@ from sqlalchemy.sql import operators, visitors
 from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList, ClauseElement, Grouping
 from sqlalchemy.sql.sqltypes import TupleType
 
-from forge.tracking.sqlalchemy.images import Key, Lock, Shape
+from forge.tracking.sqlalchemy.images import Key, Lock, TableImages
 
 Parameters = Sequence[Mapping[str, Any]]
 
 
-class Analysis:
+class StatementAnalysis:
     """One compiled statement on one table."""
 
-    def __init__(self, compiled: Any, statement: Insert | Update | Delete, shape: Shape) -> None:
+    def __init__(self, compiled: Any, statement: Insert | Update | Delete, shape: TableImages) -> None:
         self.statement: Final = statement
         self.shape: Final = shape
         self._names: dict[BindParameter[Any], str] = compiled.bind_names

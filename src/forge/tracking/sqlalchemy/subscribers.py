@@ -19,7 +19,7 @@ Where: TypeAlias = Callable[[Mapping[str, Any]], object] | Mapping[str, Any] | C
 Callback: TypeAlias = Callable[[Event], object]
 
 
-class Done(msgspec.Struct):
+class CommittedChange(msgspec.Struct):
     """One change of a transaction, before delivery; `filters` are the conditions that the flags answer."""
 
     op: Op
@@ -47,7 +47,7 @@ class Done(msgspec.Struct):
 _KINDS: Final[dict[Op, Kind]] = {Op.INSERT: "added", Op.UPDATE: "changed", Op.DELETE: "removed"}
 
 
-class Subscriber:
+class ChangeSubscriber:
     """A callback with its filter."""
 
     def __init__(self, table: str | None, callback: Callback, where: Where) -> None:
@@ -66,7 +66,7 @@ class Subscriber:
             return True
         return schema is not None and self.table.casefold() == f"{schema}.{table}".casefold()
 
-    def told(self, done: Done, transaction: str) -> Event | None:
+    def told(self, done: CommittedChange, transaction: str) -> Event | None:
         """Return the event of a change for the subscriber; None if it does not see the change."""
         if not self.hears(done.schema, done.table):
             return None
@@ -75,7 +75,7 @@ class Subscriber:
         kind = self._kind(done)
         return None if kind is None else done.event(transaction, kind)
 
-    def _kind(self, done: Done) -> Kind | None:
+    def _kind(self, done: CommittedChange) -> Kind | None:
         if done.op not in _KINDS:
             return "invalidate"
         was = self._sees(done, done.before, done.before_flags) if done.op is not Op.INSERT else False
@@ -92,7 +92,7 @@ class Subscriber:
             return "changed" if now else "removed"
         return "added" if now else None
 
-    def _sees(self, done: Done, row: Mapping[str, Any] | None, flags: tuple[Any, ...]) -> bool | None:
+    def _sees(self, done: CommittedChange, row: Mapping[str, Any] | None, flags: tuple[Any, ...]) -> bool | None:
         """Whether a row satisfies the filter; None if that is unknown."""
         if row is None:
             return None

@@ -35,7 +35,7 @@ class Names:
         return folded in self._found or (schema is not None and f"{schema.casefold()}.{folded}" in self._found)
 
 
-class Registry:
+class TrackedTables:
     """The tracked tables."""
 
     def __init__(

@@ -47,14 +47,14 @@ from forge.tracking.current import Current, current
 from forge.tracking.events import LOGGER, Event, heard, listeners, rows_wanted, tell
 from forge.tracking.paused import paused
 from forge.tracking.sqlalchemy import differences
-from forge.tracking.sqlalchemy.images import Shape
-from forge.tracking.sqlalchemy.plan import Plan, placed
+from forge.tracking.sqlalchemy.images import TableImages
+from forge.tracking.sqlalchemy.plan import ExecutionPlan, placed
 from forge.tracking.sqlalchemy.returning import returned_keys, telling
-from forge.tracking.sqlalchemy.statement import Analysis, given_parameters
-from forge.tracking.sqlalchemy.subscribers import Done, Subscriber
-from forge.tracking.sqlalchemy.tables import Registry, Triggers, written_table
-from forge.tracking.sqlalchemy.transaction import Transaction, on_end, still_open, taken, transaction
-from forge.tracking.statements import NOTHING, Write, Written, verb, written
+from forge.tracking.sqlalchemy.statement import StatementAnalysis, given_parameters
+from forge.tracking.sqlalchemy.subscribers import ChangeSubscriber, CommittedChange
+from forge.tracking.sqlalchemy.tables import TrackedTables, Triggers, written_table
+from forge.tracking.sqlalchemy.transaction import TrackedTransaction, on_end, still_open, taken, transaction
+from forge.tracking.statements import NOTHING, Write, WrittenTables, verb, written
 
 Recording = Literal["auto", "always", "never"]
 
@@ -67,13 +67,13 @@ _OPS: Final = {"truncate": Op.TRUNCATE, "schema": Op.SCHEMA}
 class Tracker:
     """The tracking of one engine."""
 
-    def __init__(self, engine: Engine, registry: Registry, *, previous: bool, recording: Recording) -> None:
+    def __init__(self, engine: Engine, registry: TrackedTables, *, previous: bool, recording: Recording) -> None:
         self._engine, self._registry, self._previous, self._recording = engine, registry, previous, recording
         self._triggers = Triggers()
-        self._shapes: dict[Table, Shape] = {}
-        self._analyses: WeakKeyDictionary[Any, Analysis | None] = WeakKeyDictionary()
+        self._shapes: dict[Table, TableImages] = {}
+        self._analyses: WeakKeyDictionary[Any, StatementAnalysis | None] = WeakKeyDictionary()
         self._cascades: dict[tuple[Table, bool, int], list[Table]] = {}
-        self._subscribers: tuple[Subscriber, ...] = ()
+        self._subscribers: tuple[ChangeSubscriber, ...] = ()
         self._lock = Lock()
         self._log_made = False
         self._wait: Callable[[Any], object] | None = await_only if engine.dialect.is_async else None
@@ -86,7 +86,7 @@ class Tracker:
             event.listen(engine, "handle_error", self._failed)
         on_end(engine, self._committed)
 
-    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+    def subscribe(self, subscriber: ChangeSubscriber) -> Callable[[], None]:
         """Add a subscriber; return a function to remove it."""
         with self._lock:
             self._subscribers = (*self._subscribers, subscriber)
@@ -145,7 +145,9 @@ class Tracker:
         analysis = self._analysis(context.compiled, statement, table)
         if analysis is None:
             return
-        plan = Plan(connection, analysis, given_parameters(context), records=records, filters=filters, options=options)
+        plan = ExecutionPlan(
+            connection, analysis, given_parameters(context), records=records, filters=filters, options=options
+        )
         plan.prepare()
         context.__dict__[_PLAN] = plan
 
@@ -205,7 +207,7 @@ class Tracker:
         for write in _written_within(context.compiled).writes:
             self._invalidate(connection, write.schema, write.table, write.verb, options)
         table = written_table(context.compiled.compile_state.statement)
-        plan: Plan | None = context.__dict__.get(_PLAN)
+        plan: ExecutionPlan | None = context.__dict__.get(_PLAN)
         if plan is not None:
             touched = self._differences(connection, plan, element, result)
         else:
@@ -216,7 +218,7 @@ class Tracker:
             for other in self._cascaded(context, table):
                 self._invalidate(connection, other.schema, other.name, "cascade", options)
 
-    def _differences(self, connection: Connection, plan: Plan, element: Any, result: Any) -> bool:
+    def _differences(self, connection: Connection, plan: ExecutionPlan, element: Any, result: Any) -> bool:
         """Record the effects of a statement with a plan; return whether there are any."""
         context = result.context
         if context.isinsert:
@@ -245,7 +247,7 @@ class Tracker:
 
     # Recording
 
-    def _record(self, connection: Connection, plan: Plan, rows: list[differences.Row]) -> None:
+    def _record(self, connection: Connection, plan: ExecutionPlan, rows: list[differences.RowChange]) -> None:
         table, shape, previous = plan.table, plan.shape, self._previous
         schema, name = table.schema, table.name
         if plan.records:
@@ -268,7 +270,7 @@ class Tracker:
         for op, bound, before, after, _ in rows:
             image = after or before or shape.unread(bound)
             changes.append(
-                Done(
+                CommittedChange(
                     op,
                     schema,
                     name,
@@ -304,7 +306,7 @@ class Tracker:
             self._write(connection, entries, place, table, verb=verb)
         if self._heard(schema, table):
             name = None if table is None else self._registry.resource(schema, table)
-            self._tell_later(connection, [Done(op, schema, table, name, _context(current()))])
+            self._tell_later(connection, [CommittedChange(op, schema, table, name, _context(current()))])
 
     def _write(
         self,
@@ -346,15 +348,15 @@ class Tracker:
     def _heard(self, schema: str | None, table: str | None) -> bool:
         return heard() or any(one.hears(schema, table) for one in self._subscribers)
 
-    def _tell_later(self, connection: Connection, changes: list[Done]) -> None:
+    def _tell_later(self, connection: Connection, changes: list[CommittedChange]) -> None:
         doing = transaction(connection)
         doing.done.extend(changes)
         if connection._is_autocommit_isolation():
             self._committed(doing)
             doing.done.clear()
 
-    def _committed(self, done: Transaction) -> None:
-        changes: list[Done] = done.done
+    def _committed(self, done: TrackedTransaction) -> None:
+        changes: list[CommittedChange] = done.done
         for subscriber in self._subscribers:
             for change in changes:
                 if (told := subscriber.told(change, done.id)) is not None:
@@ -388,7 +390,7 @@ class Tracker:
             return (schema, table) not in self._triggers if table is not None else not self._triggers.installed
         return self._recording == "always"
 
-    def _analysis(self, compiled: Any, statement: Any, table: Table) -> Analysis | None:
+    def _analysis(self, compiled: Any, statement: Any, table: Table) -> StatementAnalysis | None:
         """Return the analysis of a statement; None if its kind is not supported."""
         if compiled in self._analyses:
             return self._analyses[compiled]
@@ -396,14 +398,14 @@ class Tracker:
         try:
             shape = self._shapes.get(table)
             if shape is None:
-                shape = self._shapes[table] = Shape(table, self._engine.dialect)
-            found = Analysis(compiled, statement, shape)
+                shape = self._shapes[table] = TableImages(table, self._engine.dialect)
+            found = StatementAnalysis(compiled, statement, shape)
         except Exception:  # after any error, the application's write continues, and invalidates its table
             LOGGER.exception("a write of %s is not understood; its rows are not recorded one by one", table.fullname)
         self._analyses[compiled] = found
         return found
 
-    def _text(self, sql: str, context: Any) -> Written:
+    def _text(self, sql: str, context: Any) -> WrittenTables:
         """Return the writes of a statement that is not an INSERT, UPDATE or DELETE of SQLAlchemy."""
         element = None if context.compiled is None or context.isddl else context.compiled.statement
         if isinstance(element, (Select, CompoundSelect)):
@@ -411,13 +413,13 @@ class Tracker:
         return written(element.text if isinstance(element, TextClause) else sql, self._engine.dialect.name)
 
 
-def _written_within(compiled: Any) -> Written:
+def _written_within(compiled: Any) -> WrittenTables:
     """Return the tables that a statement writes in its WITH."""
     found = [cte.element for cte in compiled.ctes or ()]
     tables = [(one, written_table(one)) for one in found if isinstance(one, (Insert, Update, Delete))]
     if not tables:
         return NOTHING
-    return Written(
+    return WrittenTables(
         tuple(Write(type(one).__name__.lower(), table.name, table.schema) for one, table in tables if table is not None)
     )
 

@@ -1,6 +1,6 @@
 """State of a connection's transaction, kept with the DBAPI connection until it commits or rolls back.
 
-A `Transaction` starts with the first write after a commit or rollback. It holds the events to deliver after a
+A `TrackedTransaction` starts with the first write after a commit or rollback. It holds the events to deliver after a
 successful commit, marks savepoints so that a rollback to one drops the later events, and knows which context the
 database has.
 
@@ -22,7 +22,7 @@ from forge.tracking.current import NOTHING, Current
 _PLACE: Final = "forge.transaction"
 
 
-class Transaction:
+class TrackedTransaction:
     """The writes of one database transaction, in order."""
 
     def __init__(self) -> None:
@@ -42,18 +42,18 @@ class Transaction:
         self.told = None
 
 
-def transaction(connection: Connection) -> Transaction:
+def transaction(connection: Connection) -> TrackedTransaction:
     """Return the transaction of a connection; a new one after each commit or rollback."""
     info = connection.info
-    found: Transaction | None = info.get(_PLACE)
+    found: TrackedTransaction | None = info.get(_PLACE)
     if found is None:
-        found = info[_PLACE] = Transaction()
+        found = info[_PLACE] = TrackedTransaction()
     return found
 
 
-def taken(connection: Connection) -> Transaction | None:
+def taken(connection: Connection) -> TrackedTransaction | None:
     """Remove and return the transaction of a connection; None if it has done nothing."""
-    found: Transaction | None = connection.info.pop(_PLACE, None)
+    found: TrackedTransaction | None = connection.info.pop(_PLACE, None)
     return found if found is not None and found.done else None
 
 
@@ -67,7 +67,7 @@ _IN_TRANSACTION: Final = 1
 """SERVER_STATUS_IN_TRANS of the MySQL protocol."""
 
 
-def on_end(engine: Engine, committed: Callable[[Transaction], object]) -> None:
+def on_end(engine: Engine, committed: Callable[[TrackedTransaction], object]) -> None:
     """Call `committed` after each successful commit of a transaction that wrote; a rollback drops it."""
     dialect: Any = engine.dialect
 
@@ -75,7 +75,7 @@ def on_end(engine: Engine, committed: Callable[[Transaction], object]) -> None:
         if isinstance(connection, Connection):
             connection = connection.connection
         if isinstance(connection, _ConnectionFairy) and connection.is_valid:
-            found: Transaction | None = connection.info.pop(_PLACE, None)
+            found: TrackedTransaction | None = connection.info.pop(_PLACE, None)
             if kept and found is not None and found.done:
                 committed(found)
 
@@ -91,7 +91,7 @@ def on_end(engine: Engine, committed: Callable[[Transaction], object]) -> None:
 
         setattr(dialect, name, wrapped)
 
-    def before(name: str, act: Callable[[Transaction, str], None]) -> None:
+    def before(name: str, act: Callable[[TrackedTransaction, str], None]) -> None:
         original = getattr(dialect, name)
 
         def wrapped(connection: Connection, savepoint: str) -> None:
@@ -100,8 +100,8 @@ def on_end(engine: Engine, committed: Callable[[Transaction], object]) -> None:
 
         setattr(dialect, name, wrapped)
 
-    before("do_savepoint", Transaction.savepoint)
-    before("do_rollback_to_savepoint", Transaction.rollback_to)
+    before("do_savepoint", TrackedTransaction.savepoint)
+    before("do_rollback_to_savepoint", TrackedTransaction.rollback_to)
     around("do_commit", kept=True)
     around("do_commit_twophase", kept=True)
     around("do_rollback", kept=False)

@@ -3,22 +3,23 @@
 `forge.versions.sync.http.HttpSource` is imported from there: it needs the extra `client`.
 """
 
-from forge.versions.sync.client import Progress, Synced, sync
+from forge.errors import MirrorUnusable
+from forge.versions.sync.client import Synced, SyncProgress, sync
 from forge.versions.sync.files import FilesMirror
-from forge.versions.sync.mirror import Mirror, MirrorUnusable, State
-from forge.versions.sync.source import DatabaseSource, Reach, Source
+from forge.versions.sync.mirror import Mirror, MirrorState
+from forge.versions.sync.source import DatabaseSource, Reach, VersionsSource
 from forge.versions.sync.sqlite import SqliteMirror
 
 __all__ = [
     "DatabaseSource",
     "FilesMirror",
     "Mirror",
+    "MirrorState",
     "MirrorUnusable",
-    "Progress",
     "Reach",
-    "Source",
     "SqliteMirror",
-    "State",
+    "SyncProgress",
     "Synced",
+    "VersionsSource",
     "sync",
 ]

@@ -14,22 +14,17 @@ from typing import Final
 
 import msgspec
 
-from forge.errors import ForgeError
-from forge.versions.errors import TokenInvalid, WindowExpired
+from forge.errors import AccessChanged, TokenInvalid, WindowExpired
 from forge.versions.nouns import Deletion, Event, KeyChange
-from forge.versions.sync.mirror import Mirror, State
-from forge.versions.sync.source import Reach, Source
+from forge.versions.sync.mirror import Mirror, MirrorState
+from forge.versions.sync.source import Reach, VersionsSource
 
 LIMIT: Final = 500
 ATTEMPTS: Final = 3
 """The number of times that one call begins a copy again before it raises the reason."""
 
 
-class AccessChanged(ForgeError):
-    """Access to the resource changed while it was copied."""
-
-
-class Progress(msgspec.Struct, frozen=True):
+class SyncProgress(msgspec.Struct, frozen=True):
     """The progress of a call: its phase, the version that it has reached, and its target version."""
 
     listing: bool
@@ -55,7 +50,11 @@ class Synced(msgspec.Struct):
 
 
 def sync(
-    source: Source, mirror: Mirror, *, limit: int = LIMIT, tell: Callable[[Progress], None] = lambda progress: None
+    source: VersionsSource,
+    mirror: Mirror,
+    *,
+    limit: int = LIMIT,
+    tell: Callable[[SyncProgress], None] = lambda progress: None,
 ) -> Synced:
     """Bring the mirror up to the newest version of the source."""
     done = Synced()
@@ -79,7 +78,7 @@ def sync(
     return done
 
 
-def _other(state: State, reach: Reach) -> str | None:
+def _other(state: MirrorState, reach: Reach) -> str | None:
     """Return why the source cannot be the copied one; None when it may be."""
     if state.install != reach.install:
         return "the source is another installation than the one that was copied"
@@ -92,10 +91,10 @@ def _other(state: State, reach: Reach) -> str | None:
     return None
 
 
-def _begun(mirror: Mirror, reach: Reach) -> State:
+def _begun(mirror: Mirror, reach: Reach) -> MirrorState:
     before = mirror.state()
     generation = 1 if before is None else before.generation + 1
-    state = State(
+    state = MirrorState(
         upto=reach.newest,
         listing=True,
         generation=generation,
@@ -108,14 +107,14 @@ def _begun(mirror: Mirror, reach: Reach) -> State:
 
 
 def _kept(
-    source: Source,
+    source: VersionsSource,
     mirror: Mirror,
-    state: State,
+    state: MirrorState,
     reach: Reach,
     limit: int,
     done: Synced,
-    tell: Callable[[Progress], None],
-) -> State:
+    tell: Callable[[SyncProgress], None],
+) -> MirrorState:
     while True:
         if not state.listing and state.until is None:
             if state.upto >= reach.newest:
@@ -145,7 +144,7 @@ def _kept(
             else:
                 mirror.take(page.items, ended)
             state = ended
-        tell(Progress(state.listing, page.items[-1].version if page.items else last, reach.newest, done.items))
+        tell(SyncProgress(state.listing, page.items[-1].version if page.items else last, reach.newest, done.items))
 
 
 def _count(done: Synced, items: list[Event]) -> None:

@@ -13,9 +13,9 @@ from typing import Final
 
 import msgspec
 
-from forge.errors import DecodeError
+from forge.errors import DecodeError, MirrorUnusable
 from forge.versions.nouns import Deletion, Event, Json, KeyChange, Resource, Upsert, decode, encode
-from forge.versions.sync.mirror import MirrorUnusable, State
+from forge.versions.sync.mirror import MirrorState
 from forge.versions.wire import told
 
 STATE: Final = ".forge-sync.json"
@@ -24,7 +24,7 @@ _LOCK: Final = ".forge-sync.lock"
 
 class _Kept(msgspec.Struct):
     resource: Resource
-    state: State
+    state: MirrorState
 
 
 class FilesMirror:
@@ -46,16 +46,16 @@ class FilesMirror:
             os.close(self._lock)
             raise
 
-    def state(self) -> State | None:
+    def state(self) -> MirrorState | None:
         return None if self._kept is None else self._kept.state
 
-    def take(self, events: Sequence[Event], state: State) -> None:
+    def take(self, events: Sequence[Event], state: MirrorState) -> None:
         with self._errors():
             for event in events:
                 self._one(event, state.generation)
             self._keep(state)
 
-    def listed(self, state: State) -> int:
+    def listed(self, state: MirrorState) -> int:
         removed = 0
         with self._errors():
             for path in self._folder.glob("[0-9]*.json"):
@@ -82,7 +82,7 @@ class FilesMirror:
             case KeyChange():
                 self._write(path, encode({**document, "identity": event.new_identity}))
 
-    def _keep(self, state: State) -> None:
+    def _keep(self, state: MirrorState) -> None:
         kept = _Kept(self.resource, state)
         self._write(self._folder / STATE, msgspec.json.encode(kept).decode())
         self._kept = kept

@@ -11,10 +11,18 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from forge.client.errors import ProtocolError, Refused, Unreachable
 from forge.client.http import certificates, failure
-from forge.errors import ForgeError
-from forge.versions.errors import TokenInvalid, UnknownResource, VersionsMissing, WindowExpired, WindowInvalid
+from forge.errors import (
+    ForgeError,
+    ProtocolError,
+    Refused,
+    TokenInvalid,
+    UnknownResource,
+    Unreachable,
+    VersionsMissing,
+    WindowExpired,
+    WindowInvalid,
+)
 from forge.versions.nouns import DEFAULT_VERSION, Event, Page, Resource
 from forge.versions.sync.source import Reach
 from forge.versions.wire import read

@@ -10,15 +10,10 @@ from typing import Protocol
 
 import msgspec
 
-from forge.errors import ForgeError
 from forge.versions.nouns import Event, Resource
 
 
-class MirrorUnusable(ForgeError):
-    """The copy cannot be stored there; the existing content is unchanged."""
-
-
-class State(msgspec.Struct, frozen=True, kw_only=True):
+class MirrorState(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of a copy."""
 
     upto: int
@@ -44,15 +39,15 @@ class Mirror(Protocol):
 
     resource: Resource
 
-    def state(self) -> State | None:
+    def state(self) -> MirrorState | None:
         """The progress; None for a new copy."""
         ...
 
-    def take(self, events: Sequence[Event], state: State) -> None:
+    def take(self, events: Sequence[Event], state: MirrorState) -> None:
         """Store a page and the state after it."""
         ...
 
-    def listed(self, state: State) -> int:
+    def listed(self, state: MirrorState) -> int:
         """After all documents were listed: remove those of earlier generations; return their number."""
         ...
 

@@ -24,7 +24,7 @@ class Reach(msgspec.Struct, frozen=True):
     epoch: int = 0
 
 
-class Source(Protocol):
+class VersionsSource(Protocol):
     """One resource, as visible to one reader."""
 
     resource: Resource

@@ -12,8 +12,9 @@ from typing import Final
 
 import msgspec
 
+from forge.errors import MirrorUnusable
 from forge.versions.nouns import Deletion, Event, KeyChange, Resource, Upsert, encode
-from forge.versions.sync.mirror import MirrorUnusable, State
+from forge.versions.sync.mirror import MirrorState
 from forge.versions.wire import reference_told
 
 PATIENCE: Final = 10.0
@@ -52,16 +53,16 @@ class SqliteMirror:
                 self._connection.close()
                 raise
 
-    def state(self) -> State | None:
-        return None if self._left is None else msgspec.json.decode(self._left, type=State)
+    def state(self) -> MirrorState | None:
+        return None if self._left is None else msgspec.json.decode(self._left, type=MirrorState)
 
-    def take(self, events: Sequence[Event], state: State) -> None:
+    def take(self, events: Sequence[Event], state: MirrorState) -> None:
         with self._errors(), self._transaction():
             for event in events:
                 self._one(event, state.generation)
             self._keep(state)
 
-    def listed(self, state: State) -> int:
+    def listed(self, state: MirrorState) -> int:
         with self._errors(), self._transaction():
             removed = self._connection.execute(
                 "DELETE FROM documents WHERE resource = ? AND generation <> ?", (self._name, state.generation)
@@ -93,7 +94,7 @@ class SqliteMirror:
         row = self._connection.execute("SELECT state FROM forge_sync WHERE resource = ?", (self._name,)).fetchone()
         return None if row is None else str(row[0])
 
-    def _keep(self, state: State) -> None:
+    def _keep(self, state: MirrorState) -> None:
         if self._stored() != self._left:
             raise MirrorUnusable(f"somebody else keeps the copy in {self._path}", fix="run one sync at a time")
         text = msgspec.json.encode(state).decode()

@@ -117,14 +117,15 @@ $body$;
 
 -- The relations whose triggers log for a table: itself and all its partitions or inheriting children.
 CREATE OR REPLACE FUNCTION forge.relations_of(relation oid) RETURNS SETOF oid
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
+LANGUAGE sql STABLE ROWS 3 SET search_path = pg_catalog, pg_temp AS $body$
     WITH RECURSIVE tree (oid) AS (
         SELECT relation
         UNION
         SELECT i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.oid
         WHERE NOT i.inhdetachpending
     )
-    SELECT tree.oid FROM tree JOIN pg_class c ON c.oid = tree.oid WHERE c.relkind IN ('r', 'p') AND c.relpersistence <> 't'
+    SELECT tree.oid FROM tree
+    WHERE (SELECT c.relkind IN ('r', 'p') AND c.relpersistence <> 't' FROM pg_class c WHERE c.oid = tree.oid)
 $body$;
 
 -- Whether other tables inherit from this one (partitions do not count).

@@ -57,8 +57,7 @@ BEGIN
         problem := format('has no column %s', unknown); remedy := 'check exclude and mask';
     ELSIF keys && (exclude || mask) THEN
         problem := 'needs its key columns'; remedy := format('do not exclude or mask %s', array_to_string(keys, ', '));
-    ELSIF EXISTS (SELECT FROM forge.relations_of(relation) r JOIN forge.tracked_relation t ON t.table_oid = r
-                  WHERE r <> relation) THEN
+    ELSIF EXISTS (SELECT FROM forge.relations_of(relation) r WHERE r <> relation AND forge.tracked_id(r) IS NOT NULL) THEN
         problem := 'has a partition or child that is tracked by itself'; remedy := 'disable that one first';
     ELSIF EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = relation) THEN
         problem := 'inherits from another table, and writes through that one would not be seen';
@@ -120,9 +119,10 @@ DECLARE
     wanted text[] := ARRAY(SELECT concat_ws(' ', w.target, w.function, w.name) FROM forge.wanted_triggers(tracked, relation) w);
 BEGIN
     FOR item IN
-        SELECT t.tgname, t.tgrelid FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
-        WHERE p.pronamespace = 'forge'::regnamespace AND starts_with(p.proname, format('log_%s_', tracked))
-          AND NOT t.tgisinternal AND t.tgparentid = 0
+        SELECT t.tgname, t.tgrelid FROM forge.functions_of(tracked) p
+        JOIN pg_depend d ON d.refclassid = 'pg_proc'::regclass AND d.refobjid = p.oid AND d.classid = 'pg_trigger'::regclass
+        JOIN pg_trigger t ON t.oid = d.objid
+        WHERE NOT t.tgisinternal AND t.tgparentid = 0
           AND concat_ws(' ', t.tgrelid, p.proname, t.tgname) <> ALL (wanted)
     LOOP
         EXECUTE format('DROP TRIGGER %I ON %s', item.tgname, item.tgrelid::regclass);
@@ -330,7 +330,7 @@ BEGIN
     EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', relation::regclass);
     SELECT n.nspname, c.relname INTO wanted.schema_name, wanted.table_name
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
-    SELECT t.* INTO tracked FROM forge.tracked_table t JOIN forge.tracked_relation r ON r.id = t.id WHERE r.table_oid = relation;
+    SELECT t.* INTO tracked FROM forge.tracked_table t WHERE t.id = forge.tracked_id(relation);
     IF tracked.id IS NULL THEN
         -- the same name again, without its triggers: tracking starts again under the old number
         UPDATE forge.tracked_table t SET disabled_at = NULL, enabled_at = clock_timestamp()
@@ -339,7 +339,7 @@ BEGIN
     END IF;
     IF tracked.id IS NULL THEN
         INSERT INTO forge.tracked_table (schema_name, table_name) VALUES (wanted.schema_name, wanted.table_name) RETURNING * INTO tracked;
-    ELSIF EXISTS (SELECT FROM forge.tracked_relation r WHERE r.id = tracked.id AND r.table_oid = relation)
+    ELSIF forge.tracked_id(relation) = tracked.id
           AND (tracked.excluded, tracked.masked, tracked.replica, tracked.on_failure)
               = (wanted.excluded, wanted.masked, wanted.replica, wanted.on_failure)
           AND NOT EXISTS (SELECT FROM forge.wanted_triggers(tracked.id, relation) w WHERE NOT EXISTS (
@@ -365,7 +365,7 @@ $body$;
 CREATE OR REPLACE FUNCTION forge.disable(relation oid) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off AS $body$
 DECLARE
-    tracked integer := (SELECT r.id FROM forge.tracked_relation r WHERE r.table_oid = relation);
+    tracked integer := forge.tracked_id(relation);
 BEGIN
     IF tracked IS NULL THEN
         RAISE NOTICE '% is not tracked', relation::regclass;
@@ -384,9 +384,7 @@ DECLARE
 BEGIN
     PERFORM set_config('forge.refreshing', 'yes', true);
     PERFORM forge.drop_triggers(tracked, NULL);
-    FOR item IN SELECT p.oid::regprocedure AS signature FROM pg_proc p
-        WHERE p.pronamespace = 'forge'::regnamespace AND starts_with(p.proname, format('log_%s_', tracked))
-    LOOP
+    FOR item IN SELECT p.oid::regprocedure AS signature FROM forge.functions_of(tracked) p LOOP
         EXECUTE format('DROP FUNCTION %s', item.signature);
     END LOOP;
     UPDATE forge.tracked_table SET disabled_at = clock_timestamp() WHERE id = tracked;

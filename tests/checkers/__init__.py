@@ -1,0 +1,1 @@
+"""The randomized checkers of this repository."""

@@ -1,0 +1,1 @@
+"""Adapters of Forge's own sources for the suite in `forge.testing.conformance`: each module has a `serving`."""

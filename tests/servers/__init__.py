@@ -1,0 +1,1 @@
+"""Servers and programs that only the tests and benchmarks of this repository start."""
