@@ -45,11 +45,10 @@ bench: ready ## measure speed, each figure beside its target
 	$(BIN)/python -m benchmarks $(ARGS)
 
 chaos: ready-to-test ## run the randomized checkers for long: histories with faults, live queries, the pipeline, deliveries, change versions (MINUTES=10 each)
-	$(BIN)/python -m tests.checkers.history --long --minutes $(or $(MINUTES),10) $(ARGS)
-	$(BIN)/python -m tests.checkers.oracle --long --minutes $(or $(MINUTES),10)
-	$(BIN)/python -m tests.checkers.lake --long --minutes $(or $(MINUTES),10)
-	$(BIN)/python -m tests.checkers.delivery --long --minutes $(or $(MINUTES),10)
-	$(BIN)/python -m tests.checkers.versions --minutes $(or $(MINUTES),10)
+	$(BIN)/python -m tests.checkers history --long --minutes $(or $(MINUTES),10) $(ARGS)
+	@for checker in oracle lake delivery versions; do \
+		$(BIN)/python -m tests.checkers $$checker --long --minutes $(or $(MINUTES),10) || exit 1; \
+	done
 
 contracts: ready-to-test ## print every promise with the tests that passed for it (REUSE=1: of the last run)
 	@$(BIN)/python tools/contracts.py $(if $(REUSE),--reuse)

@@ -31,7 +31,7 @@ def history_server(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
 
 def explained(report: Report) -> str:
     lines = [report.plan.summary(), str(report), *map(str, report.discrepancies[:10])]
-    lines.append(f"again: python -m tests.checkers.history --seed {report.plan.seed} --seconds {SECONDS}")
+    lines.append(f"again: python -m tests.checkers history --seed {report.plan.seed} --seconds {SECONDS}")
     return "\n".join(lines)
 
 

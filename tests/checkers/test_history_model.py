@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge.change import Change, ChangeSource, Context, Op
+from tests.checkers.history.candidates import candidates
 from tests.checkers.history.checks import check, check_suffix
 from tests.checkers.history.model import (
     Attempt,
@@ -38,7 +39,7 @@ from tests.checkers.history.plan import (
     generate,
 )
 from tests.checkers.history.replay import delivered
-from tests.checkers.history.shrink import candidates, shrink
+from tests.checkers.shrink import shrink
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 KEYS = {"t": ("k",), "bag": ()}
@@ -361,7 +362,7 @@ def test_shrinking_keeps_what_matters() -> None:
         writes = [o for w in candidate.writers for t in w.transactions for o in t.operations if o.kind == "delete"]
         return bool(cuts and writes)
 
-    small = shrink(plan, fails, seconds=20)
+    small = shrink(plan, candidates, fails, seconds=20)
     assert len(small.faults) == 1
     assert len(small.writers) == 1
     assert [o.kind for t in small.writers[0].transactions for o in t.operations] == ["delete"]
@@ -370,4 +371,4 @@ def test_shrinking_keeps_what_matters() -> None:
 
 def test_shrinking_what_never_fails_again_gives_the_plan_back() -> None:
     plan = generate(3, seconds=0.2, writers=1)
-    assert shrink(plan, lambda _: False, seconds=5) == plan
+    assert shrink(plan, candidates, lambda _: False, seconds=5) == plan

@@ -36,7 +36,8 @@ def spark() -> Iterator[SparkSession]:
     conf = {
         **QUICK,
         "spark.driver.memory": "1500m",
-        "spark.driver.extraClassPath": str(jdbc_driver()),
+        # Before Spark's own jars in the class path it would make the JVM ignore the archive of Spark's classes.
+        "spark.jars": str(jdbc_driver()),
     }
     spark = session(master="local[2]", conf=conf, app="forge tests")
     yield spark

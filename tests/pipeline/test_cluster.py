@@ -18,6 +18,7 @@ import psutil
 import pyspark
 import pytest
 
+from forge.pipeline import class_archive
 from forge.pipeline.jars import delta_jars
 from forge.pipeline.session import BRIEFLY, QUIETLY, packed
 from forge.postgres.connection import Connection
@@ -25,6 +26,7 @@ from tests.checkers.lake.keeper import INTERPRETED
 
 pytestmark = pytest.mark.timeout(1200)
 
+SHORT_LIVED = f"{BRIEFLY} {class_archive.options()}".rstrip()
 BIN = Path(pyspark.__file__).parent / "bin"
 SECONDS = 120
 
@@ -42,8 +44,8 @@ class Cluster(msgspec.Struct, frozen=True):
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.memory": "1g",
-            "spark.driver.extraJavaOptions": f"{QUIETLY} {BRIEFLY}",
-            "spark.executor.extraJavaOptions": BRIEFLY,
+            "spark.driver.extraJavaOptions": f"{QUIETLY} {SHORT_LIVED}",
+            "spark.executor.extraJavaOptions": SHORT_LIVED,
             "spark.executor.memory": "600m",
             "spark.executor.cores": "1",
             "spark.cores.max": "2",
@@ -74,7 +76,7 @@ def daemon(log: Path, name: str, *arguments: str) -> Iterator[None]:
     """A part of the cluster, ended with the block."""
     environ = os.environ | {
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": BRIEFLY,
+        "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(log.parent),
     }

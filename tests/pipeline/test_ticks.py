@@ -89,7 +89,7 @@ def test_bronze_is_ahead_of_silver_until_ticks_are_merged(
 def test_a_lake_that_was_kept_as_a_stream_goes_on(
     spark: SparkSession, shop: Connection, database: str, lake: Lake
 ) -> None:
-    """An older Forge wrote a checkpoint, and ended with a batch in bronze that was not in silver and another planned."""
+    """An older Forge wrote a checkpoint, ending with a batch in bronze that was not in silver and another planned."""
     whose = about.begin(spark, lake, shop, generation=0, start="history", tables=None, types=Types())
 
     def into_bronze(changes: DataFrame, batch: int) -> None:

@@ -14,11 +14,12 @@ from forge.change import Change, Op
 from forge.embedded import PostgresServer
 from forge.react.index import Index
 from forge.testing.postgres import temporary_postgres
+from tests.checkers.oracle.candidates import candidates
 from tests.checkers.oracle.generate import generate
 from tests.checkers.oracle.plan import Plan
 from tests.checkers.oracle.pruning import check
 from tests.checkers.oracle.run import SETTINGS, Report, run
-from tests.checkers.oracle.shrink import candidates, shrink
+from tests.checkers.shrink import shrink
 
 SEEDS = (3, pytest.param(7, marks=pytest.mark.long))
 SECONDS = 6
@@ -42,7 +43,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 def explained(report: Report) -> str:
     lines = [report.plan.summary(), str(report), *map(str, report.discrepancies[:3])]
-    lines.append(f"again: python -m tests.checkers.oracle --seed {report.plan.seed} --seconds {SECONDS}")
+    lines.append(f"again: python -m tests.checkers oracle --seed {report.plan.seed} --seconds {SECONDS}")
     return "\n".join(lines)
 
 
@@ -129,7 +130,7 @@ def test_a_failing_plan_is_made_smaller() -> None:
     def fails(candidate: Plan) -> bool:
         return needed in str(candidate.rounds)
 
-    smallest = shrink(plan, fails, seconds=20)
+    smallest = shrink(plan, candidates, fails, seconds=20)
     assert fails(smallest)
     assert len(smallest.rounds) == 1
     assert smallest.filling == ()

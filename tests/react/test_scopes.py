@@ -21,7 +21,8 @@ from forge.conditions.tree import (
     Undecided,
 )
 from forge.errors import StatementUnreadable
-from forge.react.scopes import Name, Relation, Statement, rejects_nulls
+from forge.react.expressions import Name, Relation, rejects_nulls
+from forge.react.scopes import Statement
 
 T = {
     "id": ColumnType("integer"),

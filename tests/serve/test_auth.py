@@ -674,9 +674,9 @@ async def test_a_server_that_hangs_holds_up_nobody_twice(server: JwksServer, mon
     assert await fetching.accepts(RSA, "r1")
     server.gate.clear()
     fetching.clock.now += 300
-    monkeypatch.setattr("forge.serve.auth.FETCH_TIMEOUT", 0.2)
+    monkeypatch.setattr("forge.serve.keys.FETCH_TIMEOUT", 0.2)
     assert await fetching.accepts(RSA, "r1")
-    monkeypatch.setattr("forge.serve.auth.FETCH_TIMEOUT", 60.0)
+    monkeypatch.setattr("forge.serve.keys.FETCH_TIMEOUT", 60.0)
     fetching.clock.now += 11
     before = server.requests
     async with asyncio.timeout(10):

@@ -22,7 +22,7 @@ from forge.react.group import Settings
 from forge.react.reactor import Reactor
 from forge.react.registry import Registry
 from forge.react.runner import Runner
-from forge.serve import feed
+from forge.serve import feed, feed_hub
 from forge.serve.auth import AuthSettings
 from forge.serve.limits import Limits
 from forge.serve.node import Node, Options
@@ -527,9 +527,9 @@ async def test_a_paused_client_is_given_all_of_it_later_and_costs_a_megabyte(
         for first in range(0, 400, 20):
             insert(connection, first, 20, "x" * 20_000)
             await other.got(first + 20)
-            hub = next(iter(feed._HUBS.values()))
+            hub = next(iter(feed_hub.HUBS.values()))
             held = max(held, *(client._size for client in hub.clients))
-        assert len(next(iter(feed._HUBS.values())).clients) == 1
+        assert len(next(iter(feed_hub.HUBS.values())).clients) == 1
         assert held < feed.MOST_BYTES + 50_000
         stalled.read_on()
         assert keys(await stalled.got(400)) == list(range(400))
@@ -547,7 +547,7 @@ async def test_clients_that_stall_in_the_past_keep_no_reader_from_others(
     begin = await now(database)
     connection.execute("INSERT INTO orders SELECT n, repeat('x', 2000) FROM generate_series(1, 3000) n")
     async with serving(database) as node, contextlib.AsyncExitStack() as stack:
-        stalled = [Client(node, after=begin) for _ in range(feed.MOST_READERS + 2)]
+        stalled = [Client(node, after=begin) for _ in range(feed_hub.MOST_READERS + 2)]
 
         async def stall(client: Client) -> None:
             await stack.enter_async_context(client)
@@ -581,7 +581,7 @@ async def test_lost_connections_and_what_the_reactor_left_out_lose_nothing(
         )
         add(connection, 2, 3)
         await live.got(3)
-        hub = next(iter(feed._HUBS.values()))
+        hub = next(iter(feed_hub.HUBS.values()))
         node.reactor.on_batch.remove(hub._take)
         seen: list[int] = []
         node.reactor.on_batch.append(lambda batch: seen.append(len(batch.changes)))

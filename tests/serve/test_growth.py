@@ -30,11 +30,11 @@ from forge.cursor import After, Cursor, LogIdentity, Snapshot
 from forge.errors import ForgeError
 from forge.history.instants import instant
 from forge.history.tracked import in_order, key_of
+from forge.react.analyses import Analyses, kinds
 from forge.react.database import Db, bound_reads
 from forge.react.readset import ReadAnalysis, TableRead
 from forge.react.registry import ANYONE, Auth, Registry
 from forge.react.result import encode
-from forge.react.runner import Analyses, kinds
 from forge.serve import feed, http, ws
 from forge.serve.auth import Authenticator, AuthSettings, TokenIdentity, bearer
 from forge.serve.channels import Channels

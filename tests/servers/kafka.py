@@ -13,11 +13,8 @@ is broker and controller (KRaft), in a temporary folder. It may be stopped, kill
 
 import contextlib
 import ctypes
-import shutil
-import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -31,13 +28,12 @@ from forge.errors import SourceError
 from forge.pipeline.jars import Jar, by_ivy, by_maven, resolve
 from forge.pipeline.jars import cache as cached
 from forge.pipeline.java import need_java
-from forge.testing.ending import end
+from forge.testing.server import ServerProcess
 
 PRODUCE: Final = 0
 """The number of Kafka's request to store messages."""
 _CLUSTER: Final = "Zm9yZ2UtdGVzdHMtY2x1c3Q"
 _MEMORY: Final = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-_PATIENCE: Final = 120.0
 
 
 def kafka_missing() -> str | None:
@@ -163,14 +159,16 @@ def kafka_jars() -> list[Path]:
     return resolve(jars, cached() / "jars" / "kafka", (by_maven, by_ivy))
 
 
-class KafkaBroker:
+class KafkaBroker(ServerProcess):
     """A broker in a folder of its own."""
 
+    name = "Kafka"
+    patience = 120.0
+
     def __init__(self, folder: Path) -> None:
-        self.port, controller = free_port(), free_port()
-        self._folder = folder
+        super().__init__(folder)
+        controller = free_port()
         self._java = [str(need_java()), *_MEMORY, "-cp", ":".join(map(str, kafka_jars()))]
-        self._process: subprocess.Popen[bytes] | None = None
         self._settings = folder / "server.properties"
         settings = {
             "process.roles": "broker,controller",
@@ -193,33 +191,10 @@ class KafkaBroker:
     def bootstrap(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def start(self) -> None:
-        """Start it and wait until it answers; its topics are there again."""
-        with (self._folder / "log").open("ab") as log:
-            command = [*self._java, "kafka.Kafka", str(self._settings)]
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        deadline = time.monotonic() + _PATIENCE
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                self.kill()
-                raise SourceError(f"Kafka does not start: {(self._folder / 'log').read_text()[-500:]}", fix="see above")
-            time.sleep(0.1)
+    def argv(self) -> list[str]:
+        return [*self._java, "kafka.Kafka", str(self._settings)]
 
-    def stop(self) -> None:
-        """Shut it down in order."""
-        self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """End it as a crash would."""
-        self._end(signal.SIGKILL)
-
-    def _end(self, how: signal.Signals) -> None:
-        if self._process is None:
-            return
-        end(self._process, how, _PATIENCE)
-        self._process = None
-
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
@@ -229,7 +204,7 @@ class KafkaBroker:
         return False
 
     def _run(self, *words: str) -> None:
-        done = subprocess.run([*self._java, *words], capture_output=True, text=True, timeout=_PATIENCE, check=False)
+        done = subprocess.run([*self._java, *words], capture_output=True, text=True, timeout=self.patience, check=False)
         if done.returncode:
             raise SourceError(f"Kafka's {words[0]} fails: {done.stderr.strip()[-500:]}", fix="see above")
 
@@ -237,13 +212,8 @@ class KafkaBroker:
 @contextmanager
 def temporary_broker() -> Iterator[KafkaBroker]:
     """A running broker of its own, gone with all its data after the block."""
-    folder = Path(tempfile.mkdtemp(prefix="forge-kafka-"))
-    broker = None
-    try:
-        broker = KafkaBroker(folder)
-        broker.start()
+    with (
+        tempfile.TemporaryDirectory(prefix="forge-kafka-", ignore_cleanup_errors=True) as folder,
+        KafkaBroker(Path(folder)) as broker,
+    ):
         yield broker
-    finally:
-        if broker is not None:
-            broker.kill()
-        shutil.rmtree(folder, ignore_errors=True)

@@ -7,21 +7,14 @@ A server may be stopped, killed, frozen and started again; its URL and its strea
 """
 
 import shutil
-import signal
 import socket
-import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
-from forge.embedded.system import free_port
 from forge.errors import SourceError
-from forge.testing.ending import freeze
-
-_PATIENCE: Final = 30.0
+from forge.testing.server import ServerProcess
 
 
 def nats_missing() -> str | None:
@@ -29,13 +22,13 @@ def nats_missing() -> str | None:
     return None if shutil.which("nats-server") else "nats-server is not installed: apt install nats-server"
 
 
-class NatsServer:
-    """A server in a folder of its own; `settings` are lines of its configuration file."""
+class NatsServer(ServerProcess):
+    """A NATS server with JetStream; `settings` are lines of its configuration file."""
+
+    name = "NATS"
 
     def __init__(self, folder: Path, settings: tuple[str, ...]) -> None:
-        self.port = free_port()
-        self._folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
+        super().__init__(folder)
         lines = [f'listen: "127.0.0.1:{self.port}"', f'jetstream: {{store_dir: "{folder / "store"}"}}', *settings]
         (folder / "nats.conf").write_text("\n".join(lines))
 
@@ -43,57 +36,13 @@ class NatsServer:
     def url(self) -> str:
         return f"nats://127.0.0.1:{self.port}"
 
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def start(self) -> None:
-        """Start it and wait until it greets; its streams are there again."""
+    def argv(self) -> list[str]:
         binary = shutil.which("nats-server")
         if binary is None:
             raise SourceError(str(nats_missing()), fix="apt install nats-server")
-        with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [binary, "-c", str(self._folder / "nats.conf")], stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
-        deadline = time.monotonic() + _PATIENCE
-        while not self._greets():
-            if not self.running or time.monotonic() > deadline:
-                self.kill()
-                raise SourceError(f"NATS does not start: {(self._folder / 'log').read_text()[-500:]}", fix="see above")
-            time.sleep(0.01)
+        return [binary, "-c", str(self.folder / "nats.conf")]
 
-    def stop(self) -> None:
-        """Shut it down in order."""
-        self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """End it as a crash would."""
-        self._end(signal.SIGKILL)
-
-    def freeze(self) -> None:
-        """It keeps its connections and answers nothing."""
-        assert self._process is not None
-        freeze(self._process)
-
-    def thaw(self) -> None:
-        """It goes on."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
-
-    def _end(self, how: signal.Signals) -> None:
-        if self._process is None:
-            return
-        self._process.send_signal(signal.SIGCONT)
-        self._process.send_signal(how)
-        try:
-            self._process.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process = None
-
-    def _greets(self) -> bool:
+    def answers(self) -> bool:
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
                 return b"jetstream" in connection.recv(65536)
@@ -104,11 +53,8 @@ class NatsServer:
 @contextmanager
 def temporary_nats(*settings: str) -> Iterator[NatsServer]:
     """A running server of its own, gone with all its data after the block."""
-    folder = Path(tempfile.mkdtemp(prefix="forge-nats-"))
-    server = NatsServer(folder, settings)
-    try:
-        server.start()
+    with (
+        tempfile.TemporaryDirectory(prefix="forge-nats-", ignore_cleanup_errors=True) as folder,
+        NatsServer(Path(folder), settings) as server,
+    ):
         yield server
-    finally:
-        server.kill()
-        shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The model test of change versions, for a short while; `python -m tests.checkers.versions` runs it for long."""
+"""The model test of change versions, for a short while; `python -m tests.checkers versions --long` runs it for long."""
 
 import pytest
 

@@ -15,16 +15,8 @@ from forge.postgres.queries import queries
 from forge.versions import reading
 from forge.versions.available import Available, available
 from forge.versions.nouns import Deletion, Event, KeyChange, Page, Resource, Upsert
-from forge.versions.reading import (
-    changes,
-    deletes,
-    key_changes,
-    pages,
-    representation,
-    standing,
-    statement_of,
-    stream,
-)
+from forge.versions.page_statements import statement_of
+from forge.versions.reading import changes, deletes, key_changes, pages, representation, standing, stream
 from forge.versions.resources import declare, resource_id
 from forge.versions.retention import VersionPolicy, maintain
 from forge.versions.stamps import newest

@@ -9,7 +9,8 @@ from forge.postgres.connection import Connection
 from forge.postgres.queries import queries
 from forge.versions import reading
 from forge.versions.nouns import Page, Resource
-from forge.versions.reading import changes, deletes, key_changes, pages, standing, statement_of, stream
+from forge.versions.page_statements import statement_of
+from forge.versions.reading import changes, deletes, key_changes, pages, standing, stream
 from tests.versions.world import STRATEGIES, World, derived, within
 
 DOCUMENTS, CANDIDATES = 1_000, 100

@@ -23,7 +23,7 @@ class _Action(msgspec.Struct):
     commitInfo: _Info | None = None
 
 
-class Commit(NamedTuple):
+class LakeCommit(NamedTuple):
     """A commit: `metadata` is the user metadata of its writer, `rows` the number of rows that it wrote, if known."""
 
     version: int
@@ -34,7 +34,7 @@ class Commit(NamedTuple):
 _action: Final = msgspec.json.Decoder(_Action)
 
 
-def commits(spark: SparkSession, path: str) -> Iterator[Commit]:
+def commits(spark: SparkSession, path: str) -> Iterator[LakeCommit]:
     """Yield the commits of a table, newest first; none when there is no table."""
     jvm: Any = spark._jvm
     folder = jvm.org.apache.hadoop.fs.Path(f"{path.rstrip('/')}/_delta_log")
@@ -51,5 +51,5 @@ def commits(spark: SparkSession, path: str) -> Iterator[Commit]:
         for line in content.splitlines():
             if (info := _action.decode(line).commitInfo) is not None:
                 rows = info.operationMetrics.get("numOutputRows")
-                yield Commit(int(name[:20]), info.userMetadata, None if rows is None else int(rows))
+                yield LakeCommit(int(name[:20]), info.userMetadata, None if rows is None else int(rows))
                 break

@@ -160,7 +160,7 @@ def _try(bring: Means, jars: Sequence[Jar], here: Path) -> str | None:
 
 def by_ivy(jars: Sequence[Jar], here: Path) -> None:
     """Fetch with Ivy's own command, not through Spark, which would ask a second host for thirty more jars."""
-    ivy = next(iter(_pyspark_jars().glob("ivy-*.jar")), Path("ivy.jar"))
+    ivy = next(iter(spark_jars().glob("ivy-*.jar")), Path("ivy.jar"))
     java = need_java()
     for jar in jars:
         what = ["-confs", "default", "-notransitive", "-dependency", jar.group, jar.artifact, jar.version]
@@ -197,7 +197,8 @@ def _run(command: Sequence[str], folder: Path) -> None:
     )
 
 
-def _pyspark_jars() -> Path:
+def spark_jars() -> Path:
+    """Return the folder of the jars that pyspark brings."""
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
         raise SparkUnavailable("pyspark is not installed", fix="pip install 'forge-changes[spark]'")

@@ -4,7 +4,8 @@
 
 Invariants:
 
-- Settings of the caller or of `spark-submit` are never overridden; only unset ones are set here.
+- Settings of the caller or of `spark-submit` are never overridden; only unset ones are set here. The options of a local
+  driver's JVM get one more, the archive of Spark's classes, unless the caller's name one.
 - The console shows errors and nothing else. JVM output never goes to standard output.
 - On a cluster the executors run the driver's Forge (`ship`), whether or not one is installed there.
 """
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from forge.errors import SparkUnavailable
+from forge.pipeline import class_archive
 from forge.pipeline.jars import cache, delta_jars
 from forge.pipeline.java import need_java, need_pyspark
 
@@ -74,6 +76,8 @@ def session(
     wanted = settings(master, app=app) | given | {"spark.master": master}
     if jars == "cached" and not submitted:
         wanted["spark.jars"] = with_delta(given)
+    if is_local(master) and not submitted:
+        wanted["spark.driver.extraJavaOptions"] = with_classes(wanted["spark.driver.extraJavaOptions"])
     os.environ.setdefault("PYSPARK_PYTHON", wanted.get("spark.pyspark.python", sys.executable))
     spark = _start(wanted, submitted)
     if not is_local(master):
@@ -156,6 +160,17 @@ def with_delta(given: Mapping[str, str]) -> str:
     if "delta-spark" in theirs + given.get("spark.jars.packages", ""):
         return theirs
     return ",".join([*filter(None, [theirs]), *map(str, delta_jars())])
+
+
+def with_classes(options: str) -> str:
+    """Return a JVM's options with the archive of Spark's classes added, if there is one and no other is named.
+
+    >>> with_classes("-XX:ArchiveClassesAtExit=mine.jsa"), with_classes("-Xshare:off")
+    ('-XX:ArchiveClassesAtExit=mine.jsa', '-Xshare:off')
+    """
+    if re.search("Archive(File|ClassesAtExit)=|-Xshare:", options):
+        return options
+    return f"{options} {class_archive.options()}".rstrip()
 
 
 def ship(spark: "SparkSession") -> Path | None:

@@ -15,7 +15,6 @@ Invariants:
 import asyncio
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, LiteralString
 
@@ -27,8 +26,10 @@ from forge.conditions.tree import TRUE, Condition
 from forge.errors import QueryRefused, StatementUnreadable
 from forge.postgres.connection import AsyncConnection, typed_errors
 from forge.postgres.names import quoted
+from forge.react.expressions import Name, Relation
+from forge.react.parsed_tree import ParsedTree, parse_tree
 from forge.react.readset import ReadAnalysis, TableRead
-from forge.react.scopes import Name, Occurrence, Relation, Statement
+from forge.react.scopes import Occurrence, Statement
 
 OWN_SCHEMA: Final = "forge"
 OWN_TABLES: Final = frozenset(
@@ -140,60 +141,6 @@ async def _declared(connection: AsyncConnection, names: Sequence[str]) -> list[i
             raise QueryRefused(f"there is no table {name}", fix="name tables that exist, as in SQL: schema.table")
         found.append(int(row[0]))
     return found
-
-
-class _Tree(msgspec.Struct):
-    """Relations, columns and functions in one parsed query or expression. `columns`: column numbers by relation oid."""
-
-    relations: Counter[int]
-    columns: dict[int, set[int]]
-    functions: set[int]
-    operators: set[int]
-    clocks: set[str]
-    whole_rows: bool
-    times: bool
-    locks: bool
-    writes: bool
-
-
-_RELATION: Final = re.compile(r":rtekind 0 :relid (\d+)")
-_FUNCTION: Final = re.compile(r":(?:funcid|opfuncid|aggfnoid|winfnoid) ([1-9]\d*)")
-_TIME: Final = re.compile(r"\{CONST :consttype (?:1082|1083|1114|1184|1266) ")
-_COMMAND: Final = re.compile(r":commandType ([02-9])")
-_CLOCK: Final = re.compile(r"\{SQLVALUEFUNCTION :op ([0-8]) ")
-_CLOCKS: Final = (
-    *("current_date", "current_time", "current_time", "current_timestamp", "current_timestamp"),
-    *("localtime", "localtime", "localtimestamp", "localtimestamp"),
-)
-
-
-def _tree(text: str, depends: Iterable[tuple[str, int, int]]) -> _Tree:
-    """Parse PostgreSQL's own tree notation, in which names and values cannot be confused with fields."""
-    relations = Counter(map(int, _RELATION.findall(text)))
-    functions = set(map(int, _FUNCTION.findall(text)))
-    clocks = {_CLOCKS[int(number)] for number in _CLOCK.findall(text)}
-    if ":tablesample {" in text:
-        clocks.add("TABLESAMPLE")
-    columns: dict[int, set[int]] = {}
-    operators: set[int] = set()
-    for kind, oid, number in depends:
-        if kind == "relation":
-            columns.setdefault(oid, set()).add(number)
-        elif kind == "function":
-            functions.add(oid)
-        else:
-            operators.add(oid)
-    return _Tree(
-        relations=relations,
-        columns=columns,
-        functions=functions,
-        operators=operators,
-        clocks=clocks,
-        whole_rows=":varattno 0 " in text,
-        times=_TIME.search(text) is not None,
-        locks=":rowMarks (" in text,
-        writes=_COMMAND.search(text) is not None,
-    )
 
 
 class _Class(msgspec.Struct):
@@ -324,9 +271,9 @@ class _Catalog:
         self._connection = connection
         self.classes: dict[int, _Class] = {}
         self.functions: dict[int, _Function] = {}
-        self.views: dict[int, _Tree] = {}
-        self.policies: dict[int, list[_Tree]] = {}
-        self.bodies: list[_Tree] = []
+        self.views: dict[int, ParsedTree] = {}
+        self.policies: dict[int, list[ParsedTree]] = {}
+        self.bodies: list[ParsedTree] = []
         self.volatile: set[str] = set()
 
     def tables(self) -> list[int]:
@@ -355,12 +302,12 @@ class _Catalog:
             called -= self.functions.keys()
             operators = {oid for tree in trees for oid in tree.operators}
 
-    async def _trees(self, relations: set[int], functions: set[int]) -> list[_Tree]:
+    async def _trees(self, relations: set[int], functions: set[int]) -> list[ParsedTree]:
         trees = []
         for kind, owner, text, depends in await self.rows(
             _TREES, {"relations": list(relations), "functions": list(functions)}
         ):
-            tree = _tree(text, json.loads(depends or "[]"))
+            tree = parse_tree(text, json.loads(depends or "[]"))
             trees.append(tree)
             self.volatile |= tree.clocks
             if kind == "view":
@@ -473,7 +420,9 @@ async def _analysis(
 _MOMENTS: Final = ("now", "today", "tomorrow", "yesterday")
 
 
-def _read_columns(catalog: _Catalog, own: _Tree, oid: int, columns: Mapping[int, _Column]) -> frozenset[str] | None:
+def _read_columns(
+    catalog: _Catalog, own: ParsedTree, oid: int, columns: Mapping[int, _Column]
+) -> frozenset[str] | None:
     """Return the columns of a table that the query or the table's own policies use; None means all columns."""
     policies = catalog.policies.get(oid, [])
     used = own.columns.get(oid, set()).union(*(policy.columns.get(oid, ()) for policy in policies)) - {0}

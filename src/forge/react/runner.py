@@ -14,44 +14,36 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Hashable, ItemsView, Mapping, Sequence
-from datetime import datetime, time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
 import msgspec
 import psycopg
-from psycopg import sql
-from psycopg_pool import AsyncConnectionPool, PoolTimeout
+from psycopg_pool import PoolTimeout
 
 from forge.backoff import Backoff
 from forge.cursor import Snapshot, wal_position
 from forge.errors import CallInProgress, ForgeError, QueryFailed, QueryRefused, ServerError, one_line
-from forge.postgres.connection import AsyncConnection, connect_async, parameters, pin, translate
+from forge.postgres.connection import AsyncConnection, connect_async, translate
 from forge.postgres.leases import MAINTENANCE
-from forge.postgres.session import ANALYSIS, OWN, USERS
+from forge.postgres.session import ANALYSIS, OWN
 from forge.react import catalog
+from forge.react.analyses import Analyses, kinds
 from forge.react.database import Db, Parameters, QueryContext, WatchedDb, bound_reads
 from forge.react.index import BoundRead
+from forge.react.pools import _BEGIN, Pool, Pools, _pool, began, ended, identity_statements
 from forge.react.readset import ReadAnalysis
-from forge.react.registry import ANYONE, Auth, Call, Mutation
+from forge.react.registry import Auth, Call, Mutation
 from forge.tasks import spawn
 from forge.tracking.context import transaction
 from forge.tracking.current import Current, context
 
-Pool = AsyncConnectionPool[AsyncConnection]
 _log = logging.getLogger(__name__)
-_Asked = tuple[str, str | None, Hashable]
 """A statement, the role that runs it, and the kinds of its parameters."""
 TRIES: Final = 4
 HOLDERS: Final = 4
 """Maximum number of snapshots held for several runs at once."""
-MOST_ANALYSES: Final = 10_000
-"""Maximum number of statements whose reads are remembered."""
-MOST_ANALYSED: Final = 8 * 1024 * 1024
-"""Maximum total length of those statements, in characters."""
-_BEGIN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _PRIMARY: Final = "SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_current_wal_insert_lsn()::text"
 _MAINTAINER: Final = (
     f"SELECT concat_ws(', ', 'pid ' || pid, application_name) FROM forge.held_lease WHERE name = '{MAINTENANCE}'"
@@ -136,8 +128,8 @@ class Runner:
         self._timeout = timeout
         self.connections = connections
         """Number of connections per server for one-shot calls."""
-        self._primary = _Pools(url, connections, live_connections)
-        self._replicas = [_Pools(replica, connections, live_connections) for replica in replicas]
+        self._primary = Pools(url, connections, live_connections)
+        self._replicas = [Pools(replica, connections, live_connections) for replica in replicas]
         # a separate pool: the holder of a snapshot waits for runs that need connections too
         self._holders = _pool(url, HOLDERS, OWN)
         # a separate connection, always open: it tells a busy server from an unreachable one
@@ -226,7 +218,7 @@ class Runner:
                     return outcome
             self.fallbacks += 1
         async with self._errors(), self._reading(self._primary.of(live=live)) as connection:
-            seen, lsn = await _began(connection, call.auth, _PRIMARY, snapshot)
+            seen, lsn = await began(connection, call.auth, _PRIMARY, snapshot)
             return await self._run(connection, call, Snapshot.parse(seen), wal_position(lsn), reads)
 
     async def _apart(self, call: Call) -> RunOutcome:
@@ -252,7 +244,7 @@ class Runner:
                 # a promoted replica has its own timeline
                 if passed is None or passed[0] is None or wal_position(passed[0]) < needed:
                     return None
-                (lsn,) = await _began(connection, call.auth, _REPLICA, None)
+                (lsn,) = await began(connection, call.auth, _REPLICA, None)
                 if lsn is None:
                     return None
                 return await self._run(connection, call, coverage, wal_position(lsn), reads)
@@ -285,7 +277,7 @@ class Runner:
         try:
             yield connection
         finally:
-            spawn(_ended(pool, connection), self._endings, _log)
+            spawn(ended(pool, connection), self._endings, _log)
 
     @contextlib.asynccontextmanager
     async def shared_snapshot(self) -> AsyncIterator[str]:
@@ -347,7 +339,7 @@ class Runner:
                     known = await once.known(connection)
                 if known is not None:
                     return known
-            for statement in _identity(auth):
+            for statement in identity_statements(auth):
                 await connection.execute(statement)
             async with self._in_time(mutation.name):
                 value = finish(await mutation.function(QueryContext(Db(connection, arguments), auth), **arguments))
@@ -472,138 +464,3 @@ def _said(call: Call) -> context:
     It replaces the present context, because one run may serve many callers on a task that one request started.
     """
     return context.found_by(lambda: Current(call.auth.user, call.query.name), alone=True)
-
-
-async def _began(connection: AsyncConnection, auth: Auth, question: str, snapshot: str | None) -> tuple[Any, ...]:
-    """Begin a read-only transaction for a caller; return the row of the first query, which takes the snapshot."""
-    statements: list[sql.Composable] = [sql.SQL(_BEGIN)]
-    if snapshot is not None:
-        statements.append(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
-    statements += [sql.SQL(question), *_identity(auth)]
-    cursor = connection.cursor()
-    await cursor.execute(sql.SQL("; ").join(statements))
-    while cursor.description is None and cursor.nextset():
-        pass
-    row = await cursor.fetchone()
-    assert row is not None
-    return row
-
-
-async def _ended(pool: Pool, connection: AsyncConnection) -> None:
-    """End the connection's transaction and return it to the pool; the pool replaces broken connections."""
-    with contextlib.suppress(psycopg.Error):
-        if not connection.closed:
-            await connection.execute("ROLLBACK")
-    await pool.putconn(connection)
-
-
-def _identity(auth: Auth) -> list[sql.Composed]:
-    """Return statements that set the caller's identity in the transaction, for row-level security policies."""
-    if auth == ANYONE:
-        return []
-    claims = msgspec.json.encode(dict(auth.claims)).decode()
-    found = [
-        sql.SQL(
-            "SELECT set_config('request.jwt.claims', {}, true), set_config('forge.user', {}, true),"
-            " set_config('forge.tenant', {}, true)"
-        ).format(sql.Literal(claims), sql.Literal(auth.user or ""), sql.Literal(auth.tenant or ""))
-    ]
-    if auth.role is not None:
-        found.append(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(auth.role)))
-    return found
-
-
-class _Pools:
-    """Connections to one server: one-shot calls and live runs never wait for each other."""
-
-    def __init__(self, url: str, calls: int, live: int) -> None:
-        self.calls = _pool(url, calls)
-        self.live = _pool(url, live)
-
-    def of(self, *, live: bool) -> Pool:
-        return self.live if live else self.calls
-
-
-def _pool(url: str, connections: int, settings: Mapping[str, str] = USERS, *, least: int = 0) -> Pool:
-    return AsyncConnectionPool(
-        kwargs={**parameters(url, application_name="forge live"), "autocommit": True},
-        configure=partial(pin, settings=settings),
-        check=AsyncConnectionPool.check_connection if least else None,  # a connection that stays open may have been cut
-        min_size=least,
-        max_size=connections,
-        open=False,
-        timeout=30.0,
-        reconnect_timeout=5.0,
-    )
-
-
-class Analyses:
-    """LRU cache of statement analyses, limited by number and by total text length."""
-
-    def __init__(self, most: int = MOST_ANALYSES, most_characters: int = MOST_ANALYSED) -> None:
-        self._most = most
-        self._most_characters = most_characters
-        self._known: OrderedDict[_Asked, ReadAnalysis] = OrderedDict()
-        self.characters = 0
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def items(self) -> ItemsView[_Asked, ReadAnalysis]:
-        return self._known.items()
-
-    def get(self, asked: _Asked) -> ReadAnalysis | None:
-        known = self._known.get(asked)
-        if known is not None:
-            self._known.move_to_end(asked)
-        return known
-
-    def put(self, asked: _Asked, analysis: ReadAnalysis) -> None:
-        """Store an analysis; the least recently used ones are dropped to make room."""
-        if asked not in self._known:
-            self.characters += len(asked[0])
-        self._known[asked] = analysis
-        self._known.move_to_end(asked)
-        while len(self._known) > self._most or self.characters > self._most_characters:
-            (statement, _, _), _ = self._known.popitem(last=False)
-            self.characters -= len(statement)
-
-    def clear(self) -> None:
-        self._known.clear()
-        self.characters = 0
-
-
-def kinds(parameters: Parameters) -> Hashable:
-    """Return a key of what decides the types that psycopg sends for parameters.
-
-    >>> kinds({"id": 7}) == kinds({"id": 8}), kinds([[1]]) == kinds([["a"]]), kinds([1]) == kinds([2**40])
-    (True, False, False)
-    """
-    if isinstance(parameters, Mapping):
-        return frozenset((name, _kind(value)) for name, value in parameters.items())
-    return tuple(map(_kind, parameters))
-
-
-def _kind(value: Any) -> Hashable:
-    """Return the type of a value. For an array: the set of its members' types, at any depth."""
-    if not isinstance(value, (list, tuple)):
-        return _plain_kind(value)
-    members: set[Hashable] = set()
-    inner: list[Any] = [value]
-    while inner:
-        for member in inner.pop():
-            if isinstance(member, (list, tuple)):
-                members.add(type(member))
-                inner.append(member)
-            else:
-                members.add(_plain_kind(member))
-    return type(value), frozenset(members)
-
-
-def _plain_kind(value: Any) -> Hashable:
-    if type(value) is int:
-        return f"int{sum(abs(value) >= 1 << bits for bits in (15, 31, 63))}"
-    if isinstance(value, (datetime, time)):
-        return type(value), value.tzinfo is None
-    kind: type = type(value)
-    return kind

@@ -12,46 +12,25 @@ Invariants:
 - A database role comes from the configuration. A token selects a role listed there, or is refused.
 """
 
-import asyncio
 import itertools
-import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
 from urllib.parse import urlsplit
 
-import httpx
 import jwt
 import msgspec
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
-from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from forge.errors import AuthFailed, ConfigError, KeysUnavailable
+from forge.errors import AuthFailed, ConfigError
 from forge.react.registry import ANYONE, Auth
+from forge.serve.keys import PUBLIC_ALGORITHMS, SMALLEST_RSA, FetchedKeys, VerifyingKey, _jws, algorithms_of, public_key
 
 LONGEST_TOKEN: Final = 16 * 1024
 DEEPEST_CLAIM: Final = 32
-SMALLEST_RSA: Final = 2048
-MOST_JWKS_BYTES: Final = 1024 * 1024
-FETCH_TIMEOUT: Final = 5.0
-REFRESH_EVERY: Final = 300.0
-REFRESH_AT_MOST_EVERY: Final = 10.0
-FIRST_FETCH_AT_MOST_EVERY: Final = 1.0
 
 _SECRET_BYTES: Final = {"HS256": 32, "HS384": 48, "HS512": 64}
-_RSA: Final = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"})
-_CURVES: Final = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES512"}
-_PUBLIC: Final = frozenset({*_RSA, *_CURVES.values(), "EdDSA"})
-_KEY_TYPES: Final = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP"}
 
 _SEND: Final = "send a fresh token from the issuer as Authorization: Bearer …"
-_log = logging.getLogger(__name__)
-_jws = jwt.PyJWS()
-
-PublicKey = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
 
 
 class AuthSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,17 +96,17 @@ class Authenticator:
     def __init__(self, settings: AuthSettings | None, clock: Callable[[], float] = time.time) -> None:
         self.settings = settings
         self._clock = clock
-        self._keys: Sequence[_Key] = ()
-        self._fetched: _FetchedKeys | None = None
+        self._keys: Sequence[VerifyingKey] = ()
+        self._fetched: FetchedKeys | None = None
         if settings is None:
             return
         if settings.jwks_url is not None:
-            self._fetched = _FetchedKeys(settings.jwks_url, settings.algorithms, clock)
+            self._fetched = FetchedKeys(settings.jwks_url, settings.algorithms, clock)
         elif settings.secret is not None:
-            self._keys = (_Key(None, settings.secret.encode(), frozenset(settings.algorithms)),)
+            self._keys = (VerifyingKey(None, settings.secret.encode(), frozenset(settings.algorithms)),)
         else:
-            loaded = map(_public_key, settings.public_keys)
-            self._keys = tuple(_Key(None, key, _fits(key)) for key in loaded)
+            loaded = map(public_key, settings.public_keys)
+            self._keys = tuple(VerifyingKey(None, key, algorithms_of(key)) for key in loaded)
 
     async def verify(self, token: str | None) -> TokenIdentity:
         """Return the identity of the token; raise AuthFailed if it cannot be trusted."""
@@ -240,126 +219,7 @@ def bearer(headers: Mapping[str, str]) -> str | None:
     return token.strip() if scheme.lower() == "bearer" else None
 
 
-class _Key(NamedTuple):
-    """A key, and the algorithms it may verify."""
-
-    kid: str | None
-    key: PublicKey | bytes
-    algorithms: frozenset[str]
-
-
-class _FetchedKeys:
-    """The keys of a JWKS URL. `current` keys are at most 300 s old, unless the fetch fails."""
-
-    def __init__(self, url: str, algorithms: Sequence[str], clock: Callable[[], float]) -> None:
-        self._url = url
-        self._algorithms = algorithms
-        self._clock = clock
-        self._keys: tuple[_Key, ...] | None = None
-        self._fetched_at = 0.0
-        self._tried_at: float | None = None
-        self._failing = False
-        self._flight: asyncio.Task[None] | None = None
-
-    async def current(self) -> Sequence[_Key]:
-        if self._keys is None:
-            await self._refresh(FIRST_FETCH_AT_MOST_EVERY)
-        elif not _recent(self._fetched_at, self._clock(), REFRESH_EVERY):
-            await self._refresh(REFRESH_AT_MOST_EVERY, wait=not self._failing)
-        if self._keys is None:
-            raise KeysUnavailable("keys unavailable", fix="try again soon; the server's log says why")
-        return self._keys
-
-    async def newer(self) -> Sequence[_Key]:
-        """Return the keys, fetched again unless the last fetch is very recent."""
-        await self._refresh(REFRESH_AT_MOST_EVERY)
-        return self._keys or ()
-
-    async def close(self) -> None:
-        if self._flight is not None:
-            self._flight.cancel()
-            await asyncio.wait([self._flight])
-
-    async def _refresh(self, at_most_every: float, *, wait: bool = True) -> None:
-        now = self._clock()
-        if self._flight is None or self._flight.done():
-            if self._tried_at is not None and _recent(self._tried_at, now, at_most_every):
-                return
-            self._tried_at = now
-            self._flight = asyncio.get_running_loop().create_task(self._fetch(now))
-        if wait:
-            await asyncio.shield(self._flight)
-
-    async def _fetch(self, now: float) -> None:
-        try:
-            async with asyncio.timeout(FETCH_TIMEOUT):
-                self._keys = tuple(_key_set(await _download(self._url), self._algorithms))
-        except Exception as error:  # after any error, the keys fetched before stay in use
-            self._failing = True
-            _log.warning("the keys of %s cannot be fetched: %s", urlsplit(self._url).hostname, type(error).__name__)
-            return
-        self._failing = False
-        self._fetched_at = now
-
-
-def _recent(moment: float, now: float, seconds: float) -> bool:
-    """Whether less than `seconds` have passed; after the clock was set back, nothing is recent."""
-    return 0 <= now - moment < seconds
-
-
-async def _download(url: str) -> bytes:
-    body = bytearray()
-    accept = {"Accept": "application/json"}
-    opened = await asyncio.to_thread(httpx.AsyncClient, timeout=FETCH_TIMEOUT)  # reading the CA file takes 25 ms
-    async with opened as client, client.stream("GET", url, headers=accept) as response:
-        if response.status_code != 200:
-            raise httpx.HTTPError(f"status {response.status_code}")
-        async for piece in response.aiter_bytes():
-            body += piece
-            if len(body) > MOST_JWKS_BYTES:
-                raise httpx.HTTPError("too long")
-    return bytes(body)
-
-
-class _Jwk(msgspec.Struct):
-    """The fields of a published key that describe its use."""
-
-    kty: str
-    kid: str | None = None
-    use: str | None = None
-    alg: str | None = None
-    key_ops: list[str] | None = None
-
-
-def _key_set(body: bytes, algorithms: Iterable[str]) -> Iterator[_Key]:
-    """Yield the keys of a JWKS that may verify tokens signed with one of the algorithms."""
-    pinned = frozenset(algorithms)
-    key_types = {_KEY_TYPES[algorithm[:2]] for algorithm in pinned}
-    for entry in msgspec.json.decode(body, type=dict[str, list[Any]])["keys"]:
-        try:
-            about = msgspec.convert(entry, _Jwk)
-            if about.kty not in key_types or about.use not in (None, "sig"):
-                continue
-            if about.key_ops is not None and "verify" not in about.key_ops:
-                continue
-            key = jwt.PyJWK(entry).key
-        except Exception:  # an unreadable key does not affect the others
-            _log.warning("a key of the JWKS cannot be read")
-            continue
-        if fits := _fits(key) & pinned & (pinned if about.alg is None else {about.alg}):
-            yield _Key(about.kid, key, fits)
-
-
-def _fits(key: object) -> frozenset[str]:
-    """Return the algorithms that a public key may verify; a private key verifies none."""
-    if isinstance(key, RSAPublicKey):
-        return _RSA if key.key_size >= SMALLEST_RSA else frozenset()
-    if isinstance(key, EllipticCurvePublicKey):
-        return frozenset({_CURVES[key.curve.name]} if key.curve.name in _CURVES else ())
-    return frozenset({"EdDSA"} if isinstance(key, Ed25519PublicKey) else ())
-
-
-def _named(keys: Iterable[_Key], kid: str | None) -> list[_Key]:
+def _named(keys: Iterable[VerifyingKey], kid: str | None) -> list[VerifyingKey]:
     return [key for key in keys if kid is None or key.kid is None or key.kid == kid]
 
 
@@ -379,7 +239,7 @@ def _header(token: str) -> dict[str, Any]:
     return header
 
 
-def _verified(token: str, algorithm: str, keys: Iterable[_Key]) -> bytes | None:
+def _verified(token: str, algorithm: str, keys: Iterable[VerifyingKey]) -> bytes | None:
     """Return the signed bytes; None if none of the keys has signed them."""
     for key in keys:
         if algorithm not in key.algorithms:
@@ -455,10 +315,10 @@ def _check_algorithms(settings: AuthSettings) -> None:
     for algorithm in algorithms:
         if algorithm.lower() == "none":
             raise ConfigError("the algorithm none verifies nothing", fix='write algorithms=("RS256",)')
-        if algorithm not in _SECRET_BYTES and algorithm not in _PUBLIC:
-            known = ", ".join(sorted({*_SECRET_BYTES, *_PUBLIC}))
+        if algorithm not in _SECRET_BYTES and algorithm not in PUBLIC_ALGORITHMS:
+            known = ", ".join(sorted({*_SECRET_BYTES, *PUBLIC_ALGORITHMS}))
             raise ConfigError(f"the algorithm {algorithm!r} is unknown", fix=f"use one of {known}")
-    if 0 < len(_PUBLIC.intersection(algorithms)) < len(set(algorithms)):
+    if 0 < len(PUBLIC_ALGORITHMS.intersection(algorithms)) < len(set(algorithms)):
         raise ConfigError(
             "algorithms with a secret and with public keys are mixed",
             fix="use HS algorithms only, or none of them: otherwise a public key could pass for a secret",
@@ -469,7 +329,7 @@ def _check_keys(settings: AuthSettings) -> None:
     secret, pems, url = settings.secret, settings.public_keys, settings.jwks_url
     if _is_text(pems):
         raise ConfigError("public_keys is one text", fix="write public_keys=(pem,)")
-    if not _PUBLIC.intersection(settings.algorithms):
+    if not PUBLIC_ALGORITHMS.intersection(settings.algorithms):
         if pems or url is not None:
             raise ConfigError("HS algorithms use no public keys", fix="give secret alone, or RS or ES algorithms")
         _check_secret(secret, max(_SECRET_BYTES[algorithm] for algorithm in settings.algorithms))
@@ -482,7 +342,7 @@ def _check_keys(settings: AuthSettings) -> None:
     if url is not None:
         _check_url(url)
         return
-    fitting = [_fits(_public_key(pem)).intersection(settings.algorithms) for pem in pems]
+    fitting = [algorithms_of(public_key(pem)).intersection(settings.algorithms) for pem in pems]
     if not all(fitting):
         raise ConfigError(
             "a public key fits none of the algorithms",
@@ -510,19 +370,6 @@ def _check_url(url: str) -> None:
     local = host in ("localhost", "127.0.0.1", "::1")
     if host is None or not (parts.scheme == "https" or (parts.scheme == "http" and local)):
         raise ConfigError("jwks_url is not an https address", fix="use https://… (http:// only on this machine)")
-
-
-def _public_key(pem: str) -> PublicKey:
-    if "PRIVATE KEY" in pem:
-        raise ConfigError("a private key is given", fix="give its public half: openssl pkey -pubout")
-    try:
-        key = load_pem_public_key(pem.encode())
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        fix = "give -----BEGIN PUBLIC KEY-----; from a certificate: openssl x509 -pubkey -noout"
-        raise ConfigError("a public key is not PEM", fix=fix) from None
-    if not isinstance(key, RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey):
-        raise ConfigError("a public key is of an unknown type", fix="give an RSA, elliptic curve or Ed25519 key")
-    return key
 
 
 def _is_text(value: object) -> bool:

@@ -38,6 +38,7 @@ from forge.serve import openapi
 from forge.serve.auth import TokenIdentity, bearer
 from forge.serve.messages import error_fields, fields, shared_sse, sse
 from forge.serve.node import Node
+from forge.serve.openapi_bodies import AuthBody, SubscribeBody, UnsubscribeBody
 from forge.serve.permissions import local, same_origin
 from forge.serve.session import Mode, Session
 from forge.serve.slow_queries import given_up
@@ -134,7 +135,7 @@ class HttpRoutes:
         """POST /forge/session/{id}/subscribe"""
 
         async def answer(identity: TokenIdentity, body: bytes) -> Response:
-            asked = _read(openapi.SubscribeBody, body)
+            asked = _read(SubscribeBody, body)
             session = self.node.session(request.path_params["id"], identity)
             self.node.subscribe(session, asked.subscription, asked.query, asked.args, asked.mode, asked.hash)
             return as_json({"subscription": asked.subscription})
@@ -145,7 +146,7 @@ class HttpRoutes:
         """POST /forge/session/{id}/unsubscribe"""
 
         async def answer(identity: TokenIdentity, body: bytes) -> Response:
-            asked = _read(openapi.UnsubscribeBody, body)
+            asked = _read(UnsubscribeBody, body)
             session = self.node.session(request.path_params["id"], identity)
             return as_json({"unsubscribed": self.node.unsubscribe(session, asked.subscription)})
 
@@ -155,7 +156,7 @@ class HttpRoutes:
         """POST /forge/session/{id}/auth"""
 
         async def answer(identity: TokenIdentity, body: bytes) -> Response:
-            asked = _read(openapi.AuthBody, body)
+            asked = _read(AuthBody, body)
             session = self.node.session(request.path_params["id"], identity)
             await self.node.renew(session, asked.token)
             return as_json({"expires_at": session.identity.expires_at})

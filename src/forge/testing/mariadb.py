@@ -11,20 +11,17 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from forge.embedded.system import free_port
 from forge.errors import SourceError
-from forge.testing.ending import end
+from forge.testing.server import ServerProcess
 
 MARIADB_SETTINGS: dict[str, str] = {
     "log_bin": "mysql-bin",
@@ -41,7 +38,6 @@ MARIADB_SETTINGS: dict[str, str] = {
 }
 """What a server is given unless told otherwise: a log that tells everything, and no durability beyond the process."""
 
-_PATIENCE = 60.0
 _template: Path | None = None
 
 
@@ -53,72 +49,34 @@ def mariadb_missing() -> str | None:
     return None
 
 
-class MariadbServer:
-    """A server in a folder of its own. It may be stopped, killed and started again; its URL stays."""
+class MariadbServer(ServerProcess):
+    """A MariaDB server; it may be stopped, killed and started again, and its URL stays."""
+
+    name = "MariaDB"
 
     def __init__(self, folder: Path, settings: Mapping[str, str | None]) -> None:
-        self.folder = folder
-        self.port = free_port()
+        super().__init__(folder)
         self._settings = settings
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
 
     def url(self, database: str = "", *, user: str = "root", password: str = "") -> str:
         """The URL of a database, or of the server."""
         who = f"{user}:{password}" if password else user
         return f"mysql://{who}@127.0.0.1:{self.port}/{database}"
 
-    def start(self) -> None:
-        """Start it and wait until it answers."""
+    def argv(self) -> list[str]:
         binary = _binary("mariadbd")
         assert binary is not None
         command = [str(binary), "--no-defaults", f"--datadir={self.folder / 'data'}", f"--port={self.port}"]
         command += ["--bind-address=127.0.0.1", f"--socket={self.folder / 'sock'}", f"--pid-file={self.folder / 'pid'}"]
         command += [f"--{name}" if value is None else f"--{name}={value}" for name, value in self._settings.items()]
-        if os.getuid() == 0:
-            command.append("--user=root")
-        with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-        deadline = time.monotonic() + _PATIENCE
-        while True:
-            try:
-                run(self.url(), "SELECT 1")
-                return
-            except OSError:
-                pass
-            if not self.running or time.monotonic() > deadline:
-                self.kill()
-                raise SourceError(f"MariaDB does not start: {self.said()}", fix=f"{' '.join(command)}")
-            time.sleep(0.02)
+        return [*command, "--user=root"] if os.getuid() == 0 else command
 
-    def stop(self) -> None:
-        """Shut it down in order. Nothing happens when it does not run."""
-        self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """End it as a crash would."""
-        self._end(signal.SIGKILL)
-
-    def _end(self, how: signal.Signals) -> None:
-        if self._process is None:
-            return
-        end(self._process, how, _PATIENCE)
-
-    def said(self) -> str:
-        """The end of its log."""
-        with suppress(FileNotFoundError):
-            return " ".join((self.folder / "log").read_text(errors="replace").split())[-500:]
-        return ""
+    def answers(self) -> bool:
+        try:
+            run(self.url(), "SELECT 1")
+        except OSError:
+            return False
+        return True
 
 
 @contextmanager
@@ -130,17 +88,10 @@ def temporary_mariadb(settings: Mapping[str, str | None] | None = None) -> Itera
     """
     if missing := mariadb_missing():
         raise SourceError(f"no MariaDB server can be started: {missing}", fix="apt install mariadb-server")
-    folder = Path(tempfile.mkdtemp(prefix="forge-maria-"))
-    try:
-        shutil.copytree(_made_template() / "data", folder / "data", symlinks=True)
-        server = MariadbServer(folder, {**MARIADB_SETTINGS, **(settings or {})})
-        try:
-            server.start()
+    with tempfile.TemporaryDirectory(prefix="forge-maria-", ignore_cleanup_errors=True) as folder:
+        shutil.copytree(_made_template() / "data", Path(folder, "data"), symlinks=True)
+        with MariadbServer(Path(folder), {**MARIADB_SETTINGS, **(settings or {})}) as server:
             yield server
-        finally:
-            server.kill()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from bson.timestamp import Timestamp
 from forge.capture.mongo import MongoSource
 from forge.change import Op
 from forge.errors import CursorForeign, SourceError
-from forge.testing.mongo import ScriptedMongo
 from tests.capture.mongo.reading import take, told, whole
+from tests.servers.scripted_mongo import ScriptedMongo
 
 Script = Callable[[str, dict[str, Any]], Mapping[str, Any]]
 

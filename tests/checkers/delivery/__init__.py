@@ -7,5 +7,5 @@ nothing, for longer than their lease. At the end, all that the log says must hav
 changes of each row in their order, one twice only where a worker died or hung, and then with the same id, and in
 `ctx.tx` each exactly once.
 
-    python -m tests.checkers.delivery --seed 7
+    python -m tests.checkers delivery --seed 7
 """

@@ -4,8 +4,8 @@ In comes a seed. From it follows a `Plan`: tables of several kinds, writers with
 and a schedule of faults. `run` carries it out on a real server; afterwards the database itself is asked what
 was committed, and every reader's record is held against that. Out come discrepancies; there must be none.
 
-    python -m tests.checkers.history --seed 7 --seconds 6
-    python -m tests.checkers.history --long --minutes 10
+    python -m tests.checkers history --seed 7 --seconds 6
+    python -m tests.checkers history --long --minutes 10
 
 The same seed gives the same plan, not the same timing: a fault finds the writers where it finds them.
 """

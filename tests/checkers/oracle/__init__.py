@@ -5,8 +5,8 @@ several writers, and faults. `run` carries it out on a real server. After every 
 what each subscriber holds is compared with what PostgreSQL answers when it is asked directly; so one change that was
 held to touch nothing, and did, is found before the next can hide it. Out come discrepancies; there must be none.
 
-    python -m tests.checkers.oracle --seed 7 --seconds 8
-    python -m tests.checkers.oracle --long --minutes 10 --shrink
+    python -m tests.checkers oracle --seed 7 --seconds 8
+    python -m tests.checkers oracle --long --minutes 10 --shrink
 
 The same seed gives the same plan, not the same timing.
 """

@@ -5,5 +5,5 @@ commit or are rolled back, and give and take access. Clients mirror resources by
 of them what one subject sees. After every window a client must have all that is settled, as it is; nothing may ever
 appear at or below a newest that was told; journals and tokens must agree; and in the end every mirror is the source.
 
-    python -m tests.checkers.versions --seed 7
+    python -m tests.checkers versions --seed 7
 """

@@ -13,12 +13,11 @@ newer time. So a snapshot may take as long as the oplog reaches back, and may be
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, Final, Self
 
-from pymongo.asynchronous.client_session import AsyncClientSession
-from pymongo.errors import OperationFailure, PyMongoError
+from pymongo.errors import PyMongoError
 
 from forge.backoff import Backoff
 from forge.capture.capabilities import Capabilities
@@ -26,7 +25,8 @@ from forge.capture.filters import Filter
 from forge.capture.mongo import pushdown
 from forge.capture.mongo.cursor import KIND, NOTHING, CollectionProgress, MongoCursor, MongoPosition, following
 from forge.capture.mongo.events import Fragments, MongoEvents
-from forge.capture.mongo.server import LOST, TOO_OLD, MongoAddress, OplogServer, foreign
+from forge.capture.mongo.server import LOST, MongoAddress, OplogServer, foreign
+from forge.capture.mongo.snapshot import PAUSES, MongoSnapshot, forget, typed
 from forge.capture.source import SourceBatch, Status
 from forge.capture.urls import split_option
 from forge.change import Change
@@ -46,10 +46,6 @@ CAPABILITIES: Final = Capabilities(
     schema_changes=False,
     filters=("tables", "operations", "rows"),
 )
-PAUSES: Final = (0.1, 10.0)
-"""The first and the longest pause before reconnecting, in seconds."""
-MOST_TRIES: Final = 5
-"""How often in a row a snapshot moves to a newer time without reading anything."""
 DOCUMENTS: Final = ("updateLookup", "whenAvailable", "required", "default")
 
 _LOG = logging.getLogger("forge.capture.mongo")
@@ -81,20 +77,20 @@ class MongoSource:
         self._documents = full_document or option or DOCUMENTS[0]
         if self._documents not in DOCUMENTS:
             raise ConfigError(f"fullDocument={self._documents} is not known", fix=f"one of {', '.join(DOCUMENTS)}")
-        self._address = MongoAddress(url)
-        self._filter = filter or Filter()
-        self._filter.check()
-        self._batch_size = batch_size
+        self.address = MongoAddress(url)
+        self.filter = filter or Filter()
+        self.filter.check()
+        self.batch_size = batch_size
         self._wait = wait
         self._patience = patience
         self._server: OplogServer | None = None
         self._connecting = asyncio.Lock()
-        self._events = MongoEvents(self._address.name, self._address.database)
+        self.events = MongoEvents(self.address.name, self.address.database)
 
     @property
     def name(self) -> str:
         """Return hosts and database, without secrets."""
-        return self._address.name
+        return self.address.name
 
     async def __aenter__(self) -> Self:
         return self
@@ -107,7 +103,7 @@ class MongoSource:
     async def now(self) -> str:
         """Return the cursor behind the newest write of the primary."""
         server = await self._connected()
-        with _typed(server):
+        with typed(server):
             return str(MongoCursor(server.identity, MongoPosition(time=await server.now())))
 
     async def ack(self, cursor: str) -> None:
@@ -121,12 +117,12 @@ class MongoSource:
         self._own(cursor, server)
         if cursor.progress is not None:
             raise CursorInvalid("the cursor stands inside a snapshot", fix="finish it first: snapshot(after=cursor)")
-        stages = pushdown.stages(self._address.database, self._filter)
+        stages = pushdown.stages(self.address.database, self.filter)
         await self._await_time(server, cursor.place)
         stands = cursor.place
-        async with aclosing(self._follow(server, cursor.place, stages)) as replies:
+        async with aclosing(self.follow(server, cursor.place, stages)) as replies:
             async for events, place in replies:
-                changes = self._changes(events)
+                changes = self.changes(events)
                 if changes or place != stands:
                     stands = place
                     yield SourceBatch(changes, str(MongoCursor(server.identity, place)))
@@ -140,7 +136,7 @@ class MongoSource:
                 fix="upgrade the server, or stream from now on and load what is there by other means",
             )
         if after is None:
-            with _typed(server):
+            with typed(server):
                 cursor = MongoCursor(
                     server.identity, MongoPosition(time=await server.now()), CollectionProgress("", NOTHING)
                 )
@@ -150,7 +146,7 @@ class MongoSource:
             if cursor.progress is None:
                 raise CursorInvalid("the cursor stands behind its snapshot", fix="go on with stream(after=cursor)")
             await self._await_time(server, cursor.place)
-        reading = _Snapshot(self, server, cursor)
+        reading = MongoSnapshot(self, server, cursor)
         async with aclosing(reading.batches()) as batches:
             async for batch in batches:
                 yield batch
@@ -158,11 +154,11 @@ class MongoSource:
     async def status(self) -> Status:
         """Return the status; `details` has the server's version and how far back the oplog reaches."""
         server = await self._connected()
-        with _typed(server):
+        with typed(server):
             position = await self.now()
             oplog = await server.oplog()
             collections = await server.collections()
-        wanted = [each for each in collections if self._wants(each["name"])]
+        wanted = [each for each in collections if self.wants(each["name"])]
         bare = [
             each["name"]
             for each in wanted
@@ -185,14 +181,14 @@ class MongoSource:
                 f"no pre-images of {', '.join(bare[:5])}{' and others' if len(bare) > 5 else ''}: updates and deletes "
                 "have no before; collMod with changeStreamPreAndPostImages: {enabled: true} records them"
             )
-        in_feed = pushdown.in_feed(self._filter)
+        in_feed = pushdown.in_feed(self.filter)
         return Status(
             KIND,
             self.name,
             CAPABILITIES,
             position,
             in_feed=in_feed,
-            in_forge=tuple(part for part in self._filter.parts if part not in in_feed),
+            in_forge=tuple(part for part in self.filter.parts if part not in in_feed),
             details=details,
             warnings=tuple(warnings),
         )
@@ -202,7 +198,7 @@ class MongoSource:
     async def _connected(self) -> OplogServer:
         async with self._connecting:  # the status may be requested while a stream starts
             if self._server is None:
-                server = OplogServer(self._address, patience=self._patience)
+                server = OplogServer(self.address, patience=self._patience)
                 try:
                     await server.check()
                 except BaseException:
@@ -222,7 +218,7 @@ class MongoSource:
         """Wait for the place's time: a server that stays behind a cursor it issued has lost its past."""
         wanted = place.reached
         deadline = asyncio.get_running_loop().time() + self._patience
-        with _typed(server):
+        with typed(server):
             while wanted is not None and wanted > (reached := await server.now()):
                 if asyncio.get_running_loop().time() > deadline:
                     ahead, behind = wanted.as_datetime(), reached.as_datetime()
@@ -232,18 +228,18 @@ class MongoSource:
                     )
                 await asyncio.sleep(0.2)
 
-    def _wants(self, collection: str) -> bool:
-        own = self._address.collection
-        return own in (None, collection) and self._filter.wants_table(self._address.database, collection)
+    def wants(self, collection: str) -> bool:
+        own = self.address.collection
+        return own in (None, collection) and self.filter.wants_table(self.address.database, collection)
 
-    def _changes(self, events: Sequence[Mapping[str, Any]]) -> list[Change]:
-        keep = self._filter.keep
-        made = self._events.changes(events)
-        if not self._filter.parts and self._address.collection is None:
+    def changes(self, events: Sequence[Mapping[str, Any]]) -> list[Change]:
+        keep = self.filter.keep
+        made = self.events.changes(events)
+        if not self.filter.parts and self.address.collection is None:
             return made
-        return [kept for change in made if (kept := keep(change)) is not None and self._wants(change.table)]
+        return [kept for change in made if (kept := keep(change)) is not None and self.wants(change.table)]
 
-    async def _follow(
+    async def follow(
         self, server: OplogServer, place: MongoPosition, stages: Sequence[Mapping[str, Any]]
     ) -> AsyncGenerator[tuple[Sequence[Mapping[str, Any]], MongoPosition]]:
         """Yield events, perhaps none, and the place behind them, without end, across lost connections and nodes."""
@@ -274,7 +270,7 @@ class MongoSource:
         async with server.new_session() as session:
             cursor = (await server.command(self._opening(server, place, stages), session))["cursor"]
             collection = cursor["ns"].partition(".")[2]
-            wait = {"batchSize": self._batch_size, "maxTimeMS": int(self._wait * 1000)}
+            wait = {"batchSize": self.batch_size, "maxTimeMS": int(self._wait * 1000)}
             asked: asyncio.Task[dict[str, Any]] | None = None
             batch = cursor["firstBatch"]
             try:
@@ -301,7 +297,7 @@ class MongoSource:
                     if not asked.cancelled():
                         asked.exception()
                 if cursor["id"]:
-                    await _forget(server, session, collection, cursor["id"])
+                    await forget(server, session, collection, cursor["id"])
 
     def _opening(
         self, server: OplogServer, place: MongoPosition, stages: Sequence[Mapping[str, Any]]
@@ -319,9 +315,9 @@ class MongoSource:
         if _splits(server):
             pipeline.append({"$changeStreamSplitLargeEvent": {}})
         return {
-            "aggregate": self._address.collection or 1,
+            "aggregate": self.address.collection or 1,
             "pipeline": pipeline,
-            "cursor": {"batchSize": self._batch_size},
+            "cursor": {"batchSize": self.batch_size},
         }
 
     async def _about_token(
@@ -338,176 +334,11 @@ class MongoSource:
         try:
             async with server.new_session() as session:
                 opened = await server.command(self._opening(server, MongoPosition(), stages), session)
-                await _forget(server, session, opened["cursor"]["ns"].partition(".")[2], opened["cursor"]["id"])
+                await forget(server, session, opened["cursor"]["ns"].partition(".")[2], opened["cursor"]["id"])
         except (PyMongoError, *LOST):
             return refusal
         return CursorInvalid(f"the resume token of the cursor is damaged: {refusal}", fix="take a new snapshot")
 
 
-class _Snapshot:
-    """One snapshot being read: its position, and the steps that advance it."""
-
-    def __init__(self, source: MongoSource, server: OplogServer, cursor: MongoCursor) -> None:
-        assert cursor.progress is not None
-        self._source = source
-        self._server = server
-        self._place = cursor.place
-        self._progress = cursor.progress
-        self._backoff = Backoff(*PAUSES)
-        self._vain = 0
-
-    async def batches(self) -> AsyncGenerator[SourceBatch]:
-        if self._place.time is None:
-            async with aclosing(self._catch_up()) as behind:
-                async for batch in behind:
-                    yield batch
-        while True:
-            try:
-                async with aclosing(self._rest()) as rest:
-                    async for batch in rest:
-                        self._backoff.reset()
-                        self._vain = 0
-                        yield batch
-                break
-            except LOST as error:
-                await self._wait_for_server(error)
-            except OperationFailure as error:
-                if error.code not in TOO_OLD:
-                    refusal = self._server.refusal(error)
-                    if refusal is not None:
-                        raise refusal from error
-                    await self._wait_for_server(error)
-                    continue
-                self._vain += 1
-                if self._vain > MOST_TRIES:
-                    fix = "try again, or raise minSnapshotHistoryWindowInSeconds on the server"
-                    raise SourceError(f"{self._source.name} cannot be read as of one time: {error}", fix=fix) from error
-                async with aclosing(self._catch_up()) as behind:
-                    async for batch in behind:
-                        yield batch
-        yield SourceBatch((), str(MongoCursor(self._server.identity, self._place)))
-
-    async def _wait_for_server(self, error: BaseException) -> None:
-        _LOG.warning("%s: snapshot interrupted, going on: %s", self._source.name, str(error)[:200])
-        await asyncio.sleep(self._backoff.next())
-
-    async def _rest(self) -> AsyncGenerator[SourceBatch]:
-        """Yield what is not read yet, as of the snapshot's time."""
-        listing = [each for each in await self._server.collections() if self._source._wants(each["name"])]
-        for listed in listing:
-            if listed.get("options", {}).get("capped"):
-                raise SourceError(
-                    f"{listed['name']} is capped, and a capped collection cannot be read as of one time",
-                    fix="name the other collections in the filter's tables; the stream takes capped ones too",
-                )
-        for listed in listing:
-            name = listed["name"]
-            if name < self._progress.collection:
-                continue
-            if name != self._progress.collection:
-                self._progress = CollectionProgress(name, NOTHING)
-            async with aclosing(self._documents(name)) as pages:
-                async for page in pages:
-                    yield self._read(name, page)
-
-    def _read(self, name: str, page: Sequence[Mapping[str, Any]]) -> SourceBatch:
-        time, source = self._place.time, self._source
-        assert time is not None
-        self._progress = CollectionProgress(name, page[-1]["_id"])
-        reads = (source._events.read(name, document, time) for document in page)
-        kept = [change for read in reads if (change := source._filter.keep(read)) is not None]
-        return SourceBatch(kept, str(MongoCursor(self._server.identity, self._place, self._progress)))
-
-    async def _documents(self, name: str) -> AsyncGenerator[list[dict[str, Any]]]:
-        """Yield the documents of a collection behind the last one that was read, in pages, by `_id`."""
-        last = self._progress.last
-        find: dict[str, Any] = {
-            "find": name,
-            "sort": {"_id": 1},
-            "hint": {"_id": 1},
-            "batchSize": self._source._batch_size,
-            "readConcern": {"level": "snapshot", "atClusterTime": self._place.time},
-        }
-        wanted: list[pushdown.Expression] = []
-        if last is not NOTHING:
-            wanted.append({"$gt": ["$_id", {"$literal": last}]})
-        where = self._source._filter.where
-        if where is not None and (said := pushdown.condition(where, "")[0]) is not True:
-            wanted.append(said)
-        if wanted:
-            find["filter"] = {"$and": [{"$expr": each} for each in wanted]}
-        async with self._server.new_session() as session:
-            cursor = (await self._server.command(find, session))["cursor"]
-            page = cursor["firstBatch"]
-            try:
-                while True:
-                    if page:
-                        yield page
-                    if not cursor["id"]:
-                        return
-                    more = {"getMore": cursor["id"], "collection": name, "batchSize": self._source._batch_size}
-                    cursor = (await self._server.command(more, session))["cursor"]
-                    page = cursor["nextBatch"]
-            finally:
-                if cursor["id"]:
-                    await _forget(self._server, session, name, cursor["id"])
-
-    async def _catch_up(self) -> AsyncGenerator[SourceBatch]:
-        """Yield the changes of what was already read, up to a newer time, which becomes the snapshot's time."""
-        with _typed(self._server):
-            target = await self._server.now()
-            listing = await self._server.collections()
-        name, last = self._progress
-        if last is not NOTHING and any(
-            each["name"] == name and each.get("options", {}).get("collation") for each in listing
-        ):
-            raise SourceError(
-                f"{name} has a collation of its own, so what was read of it cannot be told from what was not",
-                fix="take the snapshot again within minSnapshotHistoryWindowInSeconds, or raise that on the server",
-            )
-        stages = [*pushdown.stages(self._source._address.database, self._source._filter), _read_already(name, last)]
-        async with aclosing(self._source._follow(self._server, self._place, stages)) as replies:
-            async for events, place in replies:
-                due = [event for event in events if event["clusterTime"] <= target]
-                reached = place.reached
-                done = len(due) < len(events) or (
-                    reached is not None and (reached > target or (reached == target and not events))
-                )
-                self._place = MongoPosition(time=target) if done else place
-                changes = self._source._changes(due)
-                if changes or done:
-                    yield SourceBatch(changes, str(MongoCursor(self._server.identity, self._place, self._progress)))
-                if done:
-                    return
-
-
-@contextmanager
-def _typed(server: OplogServer) -> Iterator[None]:
-    """Convert the errors of one request to the server into Forge's."""
-    try:
-        yield
-    except LOST as error:
-        raise SourceError(f"{server.name} is lost: {str(error)[:200]}", fix="try again when it is back") from error
-    except PyMongoError as error:
-        fix = "try again when it is well"
-        raise server.refusal(error) or SourceError(f"{server.name}: {str(error)[:200]}", fix=fix) from error
-
-
-def _read_already(collection: str, last: Any) -> dict[str, Any]:
-    """Return a stage for the events of what a snapshot has read: earlier collections, and this one up to `last`."""
-    done = [{"$lt": ["$ns.coll", {"$literal": collection}]}, {"$lt": ["$to.coll", {"$literal": collection}]}]
-    done[1] = {"$and": [{"$eq": [{"$type": "$to.coll"}, "string"]}, done[1]]}
-    if last is not NOTHING:
-        here = {"$eq": ["$ns.coll", {"$literal": collection}]}
-        done.append({"$and": [here, {"$lte": ["$documentKey._id", {"$literal": last}]}]})
-    return {"$match": {"$or": [{"operationType": {"$in": list(pushdown.ALWAYS)}}, {"$expr": {"$or": done}}]}}
-
-
 def _splits(server: OplogServer) -> bool:
     return server.version >= (7, 0) or (6, 0, 9) <= server.version < (6, 1)
-
-
-async def _forget(server: OplogServer, session: AsyncClientSession, collection: str, cursor: int) -> None:
-    """Let the server free a cursor; if it cannot be reached, the cursor ends with its session."""
-    with suppress(PyMongoError, *LOST):
-        await server.command({"killCursors": collection, "cursors": [cursor]}, session)

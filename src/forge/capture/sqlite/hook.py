@@ -34,7 +34,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from forge.capture.capabilities import Capabilities
 from forge.capture.filters import Filter
 from forge.capture.source import SourceBatch, Status
+from forge.capture.sqlite.decode import SCHEMA
 from forge.capture.sqlite.file import path_of
+from forge.capture.sqlite.recorder import Committed, HookCall, Recorder, load_apsw
 from forge.capture.sqlite.tables import SqliteTable, names, table
 from forge.change import UNAVAILABLE, Change, ChangeSource, Op
 from forge.errors import (
@@ -50,31 +52,10 @@ if TYPE_CHECKING:
     import apsw
 
 KIND: Final = "hook"
-SCHEMA: Final = "main"
 MOST: Final = 100_000
 PAGE: Final = 2000
 _CURSOR: Final = re.compile(r"hook1_([0-9a-f]{32})_([0-9]{1,19})")
 _OTHER: Final = re.compile(r"[a-z]+[0-9]+_\S+")
-_NAME: Final = r"(\"(?:[^\"]|\"\")*\"|`[^`]*`|\[[^\]]*\]|'[^']*'|\w+)"
-_SPACE: Final = r"(?:\s|--[^\n]*\n|/\*.*?\*/|;)*"
-_CLAUSE: Final = re.compile(r"\bor\s+(?:rollback|fail|ignore|replace)\b|\breplace\s+into\b", re.IGNORECASE)
-_BORDER: Final = re.compile(
-    rf"{_SPACE}(?:(savepoint)\s+{_NAME}|(release)(?:\s+savepoint)?\s+{_NAME}"
-    rf"|(rollback)(?:\s+transaction)?\s+to(?:\s+savepoint)?\s+{_NAME})",
-    re.IGNORECASE | re.DOTALL,
-)
-
-
-class HookCall(NamedTuple):
-    """One call of the hook."""
-
-    op: int
-    table: str
-    old: tuple[Any, ...] | None
-    new: tuple[Any, ...] | None
-    rowid: int = 0
-    new_rowid: int = 0
-    """The row numbers, if there are no images."""
 
 
 class HookedTable(NamedTuple):
@@ -89,15 +70,6 @@ class HookedTable(NamedTuple):
     def of(cls, definition: SqliteTable) -> "HookedTable":
         columns = [column.name for column in definition.columns]
         return cls(definition.name, columns, definition.key, definition.aliased)
-
-
-class Committed(NamedTuple):
-    """A transaction: its writes, and the tables whose writes exceeded the limit."""
-
-    number: int
-    at: datetime
-    rows: list[HookCall]
-    lost: frozenset[str]
 
 
 class Hook:
@@ -123,7 +95,7 @@ class Hook:
         self._most = most
         self.name: Final = str(self._path) if connection is None else connection.filename or ":memory:"
         self._identity = uuid.uuid4().hex
-        self._recorder: _Recorder | None = None
+        self._recorder: Recorder | None = None
         self._filename = ""
         self._tables: dict[str, HookedTable | None] = {}
         self._arrived: list[Committed] = []
@@ -158,10 +130,10 @@ class Hook:
         )
 
     def _has_preupdate(self) -> bool:
-        return hasattr(_apsw().Connection, "preupdate_hook") if self._preupdate is None else self._preupdate
+        return hasattr(load_apsw().Connection, "preupdate_hook") if self._preupdate is None else self._preupdate
 
     async def __aenter__(self) -> Self:
-        apsw = _apsw()
+        apsw = load_apsw()
         if self._connection is None:
             try:
                 self._connection = apsw.Connection(str(self._path))
@@ -180,7 +152,7 @@ class Hook:
         wanted = (
             {name for name in self._tables if self._filter.wants_table(SCHEMA, name)} if self._filter.tables else None
         )
-        self._recorder = _Recorder(self._connection, deliver, wanted, self._most, self._has_preupdate())
+        self._recorder = Recorder(self._connection, deliver, wanted, self._most, self._has_preupdate())
         return self
 
     async def __aexit__(self, *exception: object) -> None:
@@ -199,7 +171,7 @@ class Hook:
         if self._recorder is None or not self._filename:
             self._tables = {name: _described(connection, name) for name in names(connection)}
             return
-        beside = _apsw().Connection(self._filename)
+        beside = load_apsw().Connection(self._filename)
         try:
             self._tables = {name: _described(beside, name) for name in names(beside)}
         finally:
@@ -387,124 +359,6 @@ _OPS: Final = {18: Op.INSERT, 23: Op.UPDATE, 9: Op.DELETE}
 """SQLITE_INSERT, SQLITE_UPDATE and SQLITE_DELETE."""
 
 
-class _Recorder:
-    """Attached to a connection's hooks, in whichever thread writes; passes on what was committed."""
-
-    def __init__(
-        self, connection: "apsw.Connection", deliver: Any, wanted: set[str] | None, most: int, preupdate: bool
-    ) -> None:
-        apsw = _apsw()
-        self._connection = connection
-        self._deliver = deliver
-        self._wanted = wanted
-        self._most = most
-        self._preupdate = preupdate
-        self._refused = apsw.Error
-        self._rows: list[HookCall] = []
-        self._lost: set[str] = set()
-        self._savepoints: list[tuple[str, int]] = []
-        self._settled = 0
-        self._total = connection.total_changes()
-        self._committing = False
-        self._transactions = 0
-        if preupdate:
-            connection.preupdate_hook(self._on_row, id=self)
-        else:
-            connection.set_update_hook(self._on_number)
-        connection.set_commit_hook(self._on_commit, id=self)
-        connection.set_rollback_hook(self._on_rollback, id=self)
-        connection.trace_v2(apsw.SQLITE_TRACE_PROFILE, self._on_end, id=self)
-
-    def close(self) -> None:
-        connection = self._connection
-        if self._preupdate:
-            connection.preupdate_hook(None, id=self)
-        else:
-            connection.set_update_hook(None)
-        connection.set_commit_hook(None, id=self)
-        connection.set_rollback_hook(None, id=self)
-        connection.trace_v2(0, None, id=self)
-
-    def _on_row(self, update: "apsw.PreUpdate") -> None:
-        if update.database_name != SCHEMA or update.blob_write >= 0:
-            return
-        table = update.table_name
-        if self._wanted is not None and table not in self._wanted:
-            return
-        try:
-            row = HookCall(update.opcode, table, update.old, update.new)
-        except self._refused:  # a table with virtual generated columns
-            row = HookCall(update.opcode, table, None, None, update.rowid, update.rowid_new)
-        self._add(row)
-
-    def _on_number(self, op: int, database: str, table: str, rowid: int) -> None:
-        if database == SCHEMA and (self._wanted is None or table in self._wanted):
-            self._add(HookCall(op, table, None, None, rowid, rowid))
-
-    def _add(self, row: HookCall) -> None:
-        if len(self._rows) < self._most:
-            self._rows.append(row)
-        else:
-            self._lost.add(row.table)
-
-    def _on_commit(self) -> bool:
-        self._committing = True
-        return False
-
-    def _on_rollback(self) -> None:
-        self._forget()
-
-    def _forget(self) -> None:
-        self._rows = []
-        self._lost = set()
-        self._savepoints.clear()
-        self._settled = 0
-        self._committing = False
-
-    def _on_end(self, event: dict[str, Any]) -> None:
-        """Handle the end of a statement, successful or not."""
-        if len(self._rows) > self._settled:
-            self._settle(event["sql"])
-        self._total = self._connection.total_changes()
-        if self._committing:
-            self._committing = False
-            if not self._connection.in_transaction:
-                self._hand_on()
-                return
-        if match := _BORDER.match(event["sql"]):
-            self._border(*filter(None, match.groups()))
-
-    def _settle(self, sql: str) -> None:
-        """Remove a statement's writes if SQLite undid it; with an OR clause the undo may be partial."""
-        if self._connection.changes() == 0:
-            if self._connection.total_changes() != self._total or _CLAUSE.search(sql):
-                self._lost |= {row.table for row in self._rows[self._settled :]}
-            del self._rows[self._settled :]
-        self._settled = len(self._rows)
-
-    def _hand_on(self) -> None:
-        rows, lost = self._rows, frozenset(self._lost)
-        self._forget()
-        if rows or lost:
-            self._transactions += 1
-            self._deliver(Committed(self._transactions, datetime.now(UTC), rows, lost))
-
-    def _border(self, word: str, name: str) -> None:
-        plain = (name[1:-1] if name[0] in "\"`['" else name).lower()
-        if word.lower() == "savepoint":
-            self._savepoints.append((plain, len(self._rows)))
-            return
-        place = next((n for n in reversed(range(len(self._savepoints))) if self._savepoints[n][0] == plain), None)
-        if place is None:
-            return
-        if word.lower() == "release":
-            del self._savepoints[place:]
-        else:
-            del self._rows[self._savepoints[place][1] :]
-            self._settled = len(self._rows)
-            del self._savepoints[place + 1 :]
-
-
 def _no_snapshot() -> list[SourceBatch]:
     raise CapabilityMissing("a hook has no snapshots", fix="read the tables by yourself, or use the queue")
 
@@ -514,11 +368,3 @@ def _described(connection: Any, name: str) -> HookedTable | None:
         return HookedTable.of(table(connection, name))
     except TrackingError:
         return None
-
-
-def _apsw() -> Any:
-    try:
-        import apsw
-    except ImportError as error:
-        raise SourceError("the update hook needs APSW", fix='pip install "forge-changes[sqlite]"') from error
-    return apsw

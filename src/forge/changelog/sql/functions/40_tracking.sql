@@ -120,7 +120,8 @@ DECLARE
 BEGIN
     FOR item IN
         SELECT t.tgname, t.tgrelid FROM forge.functions_of(tracked) p
-        JOIN pg_depend d ON d.refclassid = 'pg_proc'::regclass AND d.refobjid = p.oid AND d.classid = 'pg_trigger'::regclass
+        CROSS JOIN LATERAL (SELECT d.objid FROM pg_depend d WHERE d.refclassid = 'pg_proc'::regclass AND d.refobjid = p.oid
+                            AND d.classid = 'pg_trigger'::regclass OFFSET 0) d  -- by the index of referenced objects
         JOIN pg_trigger t ON t.oid = d.objid
         WHERE NOT t.tgisinternal AND t.tgparentid = 0
           AND concat_ws(' ', t.tgrelid, p.proname, t.tgname) <> ALL (wanted)
@@ -175,9 +176,12 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $body$
 $body$;
 
 -- Brings the functions, triggers and version of one tracked table up to date with its definition. Returns whether
--- anything changed. If a relation is given, that one is tracked from then on, whatever it was before.
+-- anything changed. If a relation is given, that one is tracked from then on, whatever it was before. Its settings, as
+-- those of the functions below, make the planner look everything up by the catalog's indexes: else the cost per table
+-- rises with the number of tables.
 CREATE OR REPLACE FUNCTION forge.refresh(tracked integer, relation oid DEFAULT NULL) RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $body$
 DECLARE
     setup    forge.tracked_table := (SELECT t FROM forge.tracked_table t WHERE t.id = tracked);
     forced   boolean := relation IS NOT NULL;
@@ -312,7 +316,8 @@ END
 $body$;
 
 CREATE OR REPLACE FUNCTION forge.enable(relation oid, exclude text[], mask text[], replica boolean, on_failure text) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $body$
 #variable_conflict use_column
 DECLARE
     wanted  forge.tracked_table;
@@ -378,7 +383,8 @@ END
 $body$;
 
 CREATE OR REPLACE FUNCTION forge.stop_tracking(tracked integer, note json) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $body$
 DECLARE
     item record;
 BEGIN
@@ -398,7 +404,8 @@ REVOKE ALL ON FUNCTION public.forge_disable_reactivity(text) FROM PUBLIC;
 
 -- After an upgrade of Forge: every tracked table gets this version's functions, without a new table version.
 CREATE OR REPLACE FUNCTION forge.rewrite_all() RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $body$
 DECLARE
     item record;
 BEGIN

@@ -1,31 +1,11 @@
-"""Making a failing plan smaller: parts are taken away for as long as it still fails in one of the same ways.
+"""Smaller plans of a history, for shrinking: each has something taken away."""
 
-A history depends on timing, so a smaller plan may fail only sometimes; what comes out did fail, and is often,
-but not always, the smallest there is.
-"""
-
-import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterator
 
 import msgspec
 
 from tests.checkers.history.plan import Operation, Plan, Writer
-
-_Part = TypeVar("_Part")
-
-
-def shrink(plan: Plan, fails: Callable[[Plan], bool], *, seconds: float) -> Plan:
-    """The smallest plan found in that time for which `fails` was true; the plan itself if there is none."""
-    deadline = time.monotonic() + seconds
-    smaller = candidates(plan)
-    while time.monotonic() < deadline:
-        candidate = next(smaller, None)
-        if candidate is None:
-            break
-        if fails(candidate):
-            plan, smaller = candidate, candidates(candidate)
-    return plan
+from tests.checkers.shrink import without
 
 
 def candidates(plan: Plan) -> Iterator[Plan]:
@@ -43,16 +23,16 @@ def candidates(plan: Plan) -> Iterator[Plan]:
                 *plan.readers[number + 1 :],
             )
             yield msgspec.structs.replace(plan, readers=plainer)
-    for faults in _without(plan.faults):
+    for faults in without(plan.faults):
         yield msgspec.structs.replace(plan, faults=tuple(faults))
     for number in range(len(plan.readers) - 1, -1, -1):
         if len(plan.readers) > 1:
             yield _without_reader(plan, number)
-    for writers in _without(plan.writers):
+    for writers in without(plan.writers):
         if writers:
             yield msgspec.structs.replace(plan, writers=tuple(writers))
     for number, writer in enumerate(plan.writers):
-        for transactions in _without(writer.transactions):
+        for transactions in without(writer.transactions):
             if transactions:
                 yield _with_writer(plan, number, msgspec.structs.replace(writer, transactions=tuple(transactions)))
     for number, writer in enumerate(plan.writers):
@@ -63,17 +43,8 @@ def candidates(plan: Plan) -> Iterator[Plan]:
                 yield _with_writer(plan, number, msgspec.structs.replace(writer, transactions=rest))
 
 
-def _without(parts: Sequence[_Part]) -> Iterator[list[_Part]]:
-    """The parts without all, without each half, each quarter, and so on down to without each one."""
-    size = len(parts)
-    while size >= 1:
-        for start in range(0, len(parts), size):
-            yield [*parts[:start], *parts[start + size :]]
-        size //= 2
-
-
 def _fewer(operations: tuple[Operation, ...]) -> Iterator[tuple[Operation, ...]]:
-    for fewer in _without(operations):
+    for fewer in without(operations):
         if fewer:
             yield tuple(fewer)
     for place, operation in enumerate(operations):

@@ -1,28 +1,12 @@
-"""Making a failing plan smaller: parts are taken away for as long as it still fails in one of the same ways."""
+"""Smaller plans of the oracle, for shrinking: each has something taken away."""
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from tests.checkers.oracle.plan import Plan, Round, Transaction
 from tests.checkers.oracle.schema import mentions
-
-_Part = TypeVar("_Part")
-
-
-def shrink(plan: Plan, fails: Callable[[Plan], bool], *, seconds: float) -> Plan:
-    """The smallest plan found in that time for which `fails` was true; the plan itself if there is none."""
-    deadline = time.monotonic() + seconds
-    smaller = candidates(plan)
-    while time.monotonic() < deadline:
-        candidate = next(smaller, None)
-        if candidate is None:
-            break
-        if fails(candidate):
-            plan, smaller = candidate, candidates(candidate)
-    return plan
+from tests.checkers.shrink import without
 
 
 def until(plan: Plan, last: int, ask: int) -> Plan:
@@ -39,20 +23,20 @@ def candidates(plan: Plan) -> Iterator[Plan]:
     if plan.nodes > 1:
         alone = tuple(msgspec.structs.replace(each, node=0) for each in plan.subscriptions)
         yield msgspec.structs.replace(plan, nodes=1, subscriptions=alone)
-    for subscriptions in _without(plan.subscriptions):
+    for subscriptions in without(plan.subscriptions):
         if subscriptions:
             yield msgspec.structs.replace(plan, subscriptions=tuple(subscriptions))
     if any(each.faults for each in plan.rounds):
         yield _with_rounds(plan, [msgspec.structs.replace(each, faults=()) for each in plan.rounds])
-    for rounds in _without(range(len(plan.rounds))):
+    for rounds in without(range(len(plan.rounds))):
         if rounds:
             yield _only_rounds(plan, rounds)
     for relation in reversed(plan.schema.relations):
         if len(plan.schema.relations) > 1:
             yield without_relation(plan, relation.name)
-    for extras in _without(plan.schema.extras):
+    for extras in without(plan.schema.extras):
         yield msgspec.structs.replace(plan, schema=msgspec.structs.replace(plan.schema, extras=tuple(extras)))
-    for filling in _without(plan.filling):
+    for filling in without(plan.filling):
         yield msgspec.structs.replace(plan, filling=tuple(filling))
     for number, each in enumerate(plan.rounds):
         for smaller in _smaller_round(each):
@@ -111,24 +95,15 @@ def _only_rounds(plan: Plan, kept: Sequence[int]) -> Plan:
 
 
 def _smaller_round(each: Round) -> Iterator[Round]:
-    for faults in _without(each.faults):
+    for faults in without(each.faults):
         yield Round(each.writers, tuple(faults))
-    for writers in _without(each.writers):
+    for writers in without(each.writers):
         yield Round(tuple(writers), each.faults)
     for number, writer in enumerate(each.writers):
-        for transactions in _without(writer):
+        for transactions in without(writer):
             yield Round((*each.writers[:number], tuple(transactions), *each.writers[number + 1 :]), each.faults)
         for place, transaction in enumerate(writer):
-            for statements in _without(transaction.statements):
+            for statements in without(transaction.statements):
                 less: Transaction = msgspec.structs.replace(transaction, statements=tuple(statements))
                 mine = (*writer[:place], less, *writer[place + 1 :])
                 yield Round((*each.writers[:number], mine, *each.writers[number + 1 :]), each.faults)
-
-
-def _without(parts: Sequence[_Part]) -> Iterator[list[_Part]]:
-    """The parts without all, without each half, each quarter, and so on down to without each one."""
-    size = len(parts)
-    while size >= 1:
-        for start in range(0, len(parts), size):
-            yield [*parts[:start], *parts[start + size :]]
-        size //= 2
