@@ -14,13 +14,22 @@ class Backoff:
     >>> backoff.reset()
     >>> backoff.next()
     0.25
+    >>> Backoff(0.25, 8.0, failures=3, chance=lambda: 1.0).next()  # the waits before are counted elsewhere
+    2.0
     """
 
-    def __init__(self, first: float = 0.1, most: float = 5.0, *, chance: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self,
+        first: float = 0.1,
+        most: float = 5.0,
+        *,
+        failures: int = 0,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
         self._first: Final = first
         self._most: Final = most
         self._chance: Final = chance
-        self._limit = first
+        self._limit = min(most, first * 2.0 ** min(failures, 60)) if failures else first
 
     @property
     def spent(self) -> bool:

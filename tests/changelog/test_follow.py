@@ -25,6 +25,7 @@ from forge.cursor import Cursor, LogIdentity
 from forge.embedded import PostgresServer
 from forge.errors import CursorExpired, CursorForeign, NotInstalled, ServerError
 from forge.postgres.connection import AsyncConnection, Connection, connect
+from forge.postgres.held_session import AsyncHeldSession
 from forge.postgres.locks import PACE
 from forge.testing import FaultProxy, temporary_postgres
 from tests.changelog.following import (
@@ -506,7 +507,7 @@ async def test_a_stalled_follower_goes_on_by_a_new_connection(
             if where not in ("opening", "in a batch"):
                 await asyncio.to_thread(stall)
             await eventually(lambda: bool(stalls))
-            await eventually(lambda: caplog.text.count("lost the log") > (where == "opening"), 8)
+            await eventually(lambda: caplog.text.count("the log: connection lost") > (where == "opening"), 8)
             await asyncio.to_thread(proxy.cut)
             await asyncio.to_thread(proxy.resume)
             add(connection, 9999)
@@ -635,7 +636,7 @@ async def test_following_ends_cleanly(
 
 @pytest.mark.parametrize("steps", range(4))
 async def test_a_cancellation_is_heard_although_a_notify_came_first(steps: int) -> None:
-    ears = Ears(cast(AsyncConnection, None))
+    ears = Ears(cast(AsyncHeldSession, None))
     sleeping = asyncio.create_task(ears.heard(10))
     await asyncio.sleep(0.01)
     ears._heard.set()

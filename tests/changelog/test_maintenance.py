@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from forge.changelog import maintenance, partitions
+from forge.changelog import maintenance, partitions, trimming
 from forge.changelog.maintenance import Maintainer, Policy, run_once
 from forge.changelog.partitions import AHEAD, partition_name
 from forge.changelog.reader import Reader
@@ -166,7 +166,7 @@ def test_above_the_size_limit_the_oldest_days_go_but_never_today(database: str, 
 def test_old_rows_of_the_overflow_go_row_by_row(
     database: str, shop: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance, "_BATCH", 10)
+    monkeypatch.setattr(trimming, "_BATCH", 10)
     for n in (50, 45, 3):
         shop.execute(
             "INSERT INTO forge.forge_event_log (transaction_id, at, day, version, op)"
@@ -461,7 +461,7 @@ def test_maintenance_survives_a_network_that_comes_and_goes(
         wait_until(lambda: one(shop, HOLDER))
         proxy.refuse()
         proxy.cut()
-        wait_until(lambda: "interrupted" in caplog.text)
+        wait_until(lambda: "maintenance of the log: connection lost" in caplog.text)
         proxy.accept()
         old_day(shop, ago(40))
         wait_until(lambda: ago(40) not in partitions.attached(shop))

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge.changelog.maintenance import Policy, doomed
 from forge.changelog.partitions import AHEAD, contiguous, missing, partition_day, partition_name, window
+from forge.changelog.retention import Policy, doomed
 
 days = st.dates(date(1970, 1, 1), date(9990, 1, 1))
 near = st.integers(-20, 20)

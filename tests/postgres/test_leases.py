@@ -10,7 +10,8 @@ import psycopg
 import pytest
 
 from forge.changelog.install import install, installed_version, migrations
-from forge.changelog.maintenance import _TRIM_LEASES, Policy, run_once
+from forge.changelog.maintenance import Policy, run_once
+from forge.changelog.queries import maintenance
 from forge.embedded import PostgresServer
 from forge.postgres import leases
 from forge.postgres.connection import Connection, connect
@@ -199,7 +200,7 @@ def test_maintenance_keeps_the_lease_that_a_new_session_takes_meanwhile(connecti
         keeper, taking = (stack.enter_context(connect(database)) for _ in range(2))
         with taking.transaction():
             taking.execute("SELECT FROM forge.lease WHERE name = %s FOR UPDATE", (JOB,))
-            trimmed = threads.submit(keeper.execute, _TRIM_LEASES.encode())
+            trimmed = threads.submit(keeper.execute, maintenance("trim_leases"))
             wait_for_lock(connection, keeper.info.backend_pid)
             new = stack.enter_context(connect(database))
             taking.execute(

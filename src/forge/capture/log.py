@@ -28,22 +28,22 @@ from typing import Any, Final, NamedTuple, Self
 
 import psycopg
 
-from forge.backoff import Backoff
 from forge.capture.capabilities import Capabilities
 from forge.capture.filters import Filter
 from forge.capture.source import SourceBatch, Status, in_snapshot
 from forge.change import Change, ChangeSource, Op
 from forge.changelog import rewind
 from forge.changelog.decode import SOURCE_KIND
-from forge.changelog.follow import Ears, Wakeup, follow
+from forge.changelog.follow import ALIVE, Ears, Wakeup, follow
 from forge.changelog.queries import query
 from forge.changelog.reader import PAGE, Reader
 from forge.changelog.rewind import CurrentTable
 from forge.config import hide
 from forge.cursor import Cursor, Position, Snapshot
-from forge.errors import CursorExpired, CursorForeign, CursorInvalid, ServerError, one_line
+from forge.errors import CursorExpired, CursorForeign, CursorInvalid
 from forge.generator_close import Closing
 from forge.postgres.connection import AsyncConnection, connect_async, translate, typed_errors
+from forge.postgres.held_session import LOST, AsyncHeldSession, Reconnect
 from forge.postgres.names import quoted
 from forge.postgres.queries import query_file
 from forge.values import Column, Images
@@ -72,7 +72,6 @@ _SORTABLE: Final = (
     "timestamp without time zone", "timestamp with time zone",
 )  # fmt: skip
 """Types of keys whose text can be cast back, so that their index provides the order."""
-_LOST: Final = (psycopg.OperationalError, psycopg.InterfaceError, ServerError, OSError, TimeoutError)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PLACE: Final = re.compile(r"([0-9]{1,17})(?:\.([0-9]{1,10})\.([A-Za-z0-9_=-]*))?")
 _NAMES: Final = re.compile(r"[*?]")
@@ -116,28 +115,26 @@ class LogSource:
         """Yield the rows of the tracked tables, then a batch that only moves the cursor out of the snapshot."""
         place = None if after is None else _Place.parse(after)
         await self._check()
-        connected, backoff, closing = False, Backoff(), Closing()
+        reconnect, closing = Reconnect(_log, "the snapshot"), Closing()
         while True:
             try:
                 async with _Tables.open(self._url, self._filter) as tables:
-                    connected = True
+                    reconnect.opened()
                     place = place or await tables.begin()
                     async with aclosing(tables.batches(place)) as batches:
                         async for batch in batches:
                             with closing:
                                 yield self._left.batch(batch)
                             place = _Place.parse(batch.cursor)
-                            backoff.reset()
+                            reconnect.works()
                 yield SourceBatch((), str(place.cursor))
                 return
-            except _LOST as error:
+            except LOST as error:
                 if closing.ends(error):
                     return
-                if not connected:
+                if not reconnect.connected:
                     raise (translate(error) if isinstance(error, psycopg.Error) else None) or error from error
-                delay = backoff.next()
-                _log.warning("lost the snapshot, trying again in %.2f s: %s", delay, one_line(error))
-                await asyncio.sleep(delay)
+                await asyncio.sleep(reconnect.failed(error))
             except psycopg.DataError as error:
                 raise CursorInvalid("the cursor names a key that its table cannot have", fix=_AGAIN) from error
             except psycopg.ProgrammingError as error:
@@ -336,7 +333,8 @@ class _Tables:
                 stack.push_async_callback(connection.close)
                 return connection
 
-            ears = await stack.enter_async_context(Ears(await connected()))
+            listening = await stack.enter_async_context(await AsyncHeldSession.open(url, "forge", answer=ALIVE))
+            ears = await stack.enter_async_context(Ears(listening))
             reader = await Reader.over(ears.vouch(await connected()))
             row = await (await reader.connection.execute(query("identity"))).fetchone()
             assert row is not None

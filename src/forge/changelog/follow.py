@@ -12,12 +12,11 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import AsyncExitStack, aclosing, suppress
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 import psycopg
 
-from forge.backoff import Backoff
 from forge.changelog.queries import query
 from forge.changelog.reader import Batch, Reader
 from forge.changelog.wakeup import CHANNEL, Load, Protocol, WakeupStep, listener, pacemaker
@@ -26,6 +25,7 @@ from forge.errors import ServerError, one_line
 from forge.generator_close import Closing
 from forge.postgres import locks
 from forge.postgres.connection import AsyncConnection, answering, connect_async, hang_up, rejecting, translate
+from forge.postgres.held_session import LOST, AsyncHeldSession, Reconnect
 
 Wakeup = Literal["auto", "notify", "poll"]
 
@@ -35,6 +35,8 @@ SLOW_POLL: Final = 1.0
 """Seconds after which a sleeping follower reads even without a NOTIFY."""
 ALIVE: Final = 5.0
 """Seconds after which a connection that does not answer counts as lost."""
+PING: Final = 1.0
+"""Seconds between two pings of the session that holds the pacemaker's locks."""
 CANDIDACY: Final = 1.0
 """Seconds between two attempts to become the pacemaker."""
 READ: Final = 300.0
@@ -67,7 +69,7 @@ async def follow(
     """
     cursor, kept = after, after
     started: object = None
-    backoff, closing = Backoff(), Closing()
+    reconnect, closing = Reconnect(_log, "the log"), Closing()
     while True:
         try:
             async with AsyncExitStack() as stack:
@@ -76,6 +78,7 @@ async def follow(
                 if restarted and not durable:
                     cursor = kept
                 started = node.started
+                reconnect.opened()
                 if cursor is None:
                     cursor = kept = await node.reader.now()
                 if on_open is not None:
@@ -85,7 +88,7 @@ async def follow(
                         cursor = batch.cursor
                         if batch.flushed:
                             kept = batch.cursor
-                        backoff.reset()
+                        reconnect.works()
                         if batch.changes:
                             node.handing_over()
                             try:
@@ -95,20 +98,14 @@ async def follow(
                                 node.handed_over()
                         if on_read is not None:
                             on_read(cursor, _text_of(started))
-        except (
-            psycopg.OperationalError,
-            psycopg.InterfaceError,
-            ServerError,
-            OSError,
-            TimeoutError,
-        ) as error:
+        except LOST as error:
             if closing.ends(error):
                 return
-            if started is None and not await asyncio.to_thread(rejecting, url):
-                raise _unreached(error) from error  # the very first connection: report the error instead of waiting
-            delay = backoff.next()
-            _log.warning("lost the log, trying again in %.2f s: %s", delay, one_line(error))
-            await asyncio.sleep(delay)
+            if not reconnect.connected:
+                if not await asyncio.to_thread(rejecting, url):
+                    raise _unreached(error) from error  # report the error instead of waiting
+                reconnect.opened()  # the server is there, but starting up or shutting down
+            await asyncio.sleep(reconnect.failed(error))
         except psycopg.ProgrammingError as error:  # Forge was removed from the database
             raise translate(error) or error from error
 
@@ -142,16 +139,19 @@ class Follower:
     async def open(cls, stack: AsyncExitStack, url: str, wakeup: Wakeup) -> "Follower":
         """Connect; listening starts before anything is read."""
 
-        async def connected() -> AsyncConnection:
-            connection = await connect_async(url)
-            stack.push_async_callback(connection.close)
-            return connection
+        async def held(name: str, **more: Any) -> AsyncHeldSession:
+            return await stack.enter_async_context(await AsyncHeldSession.open(url, name, answer=ALIVE, **more))
 
-        ears = await stack.enter_async_context(Ears(await connected()))
-        reader = await Reader.over(ears.vouch(await connected()))
+        ears = await stack.enter_async_context(Ears(await held("forge")))
+        connection = await stack.enter_async_context(await connect_async(url))
+        reader = await Reader.over(ears.vouch(connection))
         ears.ignore(reader.connection.info.backend_pid)
         row = await (await reader.connection.execute(query("started"))).fetchone()
-        pace = None if wakeup == "notify" else await stack.enter_async_context(Pace(ears.vouch(await connected())))
+        pace = None
+        if wakeup != "notify":
+            session = await held("forge", silence=ALIVE, settings={"lock_timeout": f"{ALIVE:.0f}s"})
+            ears.vouch(session.connection)
+            pace = await stack.enter_async_context(Pace(session))
         return cls(reader, ears, pace, wakeup, row)
 
     def handing_over(self) -> None:
@@ -249,16 +249,15 @@ class Ears:
     It guards other connections to the same server: when it ends, they are closed too, so their waiters get an error.
     """
 
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
+    def __init__(self, session: AsyncHeldSession) -> None:
+        self._session = session
         self._others: list[AsyncConnection] = []
         self._heard = asyncio.Event()
         self._own = 0
 
     async def __aenter__(self) -> "Ears":
         try:
-            with answering(self._connection, ALIVE):
-                await self._connection.execute(f"LISTEN {CHANNEL}")
+            await self._session.listen(CHANNEL)
         except psycopg.errors.ReadOnlySqlTransaction:
             raise ServerError(
                 "this server is a standby; the log can be read on a primary only", fix="connect to the primary"
@@ -284,11 +283,11 @@ class Ears:
     async def _listen(self) -> None:
         try:
             while True:
-                async for notify in self._connection.notifies(timeout=ALIVE):
-                    if notify.pid != self._own:
-                        self._heard.set()
-                with answering(self._connection, ALIVE):
-                    await self._connection.execute("SELECT 1")
+                notifications = await self._session.heard(ALIVE)
+                if any(notification.pid != self._own for notification in notifications):
+                    self._heard.set()
+                if not notifications:
+                    await self._session.ping()
         finally:
             self._heard.set()
             for other in self._others:
@@ -315,18 +314,15 @@ class Pace:
     The server cancels a request for K after a while and it is then repeated, so it does not outlive its node.
     """
 
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
+    def __init__(self, session: AsyncHeldSession) -> None:
+        self._session = session
         self._asking: asyncio.Task[None] | None = None
         self._waiting = False
         self._background: set[asyncio.Task[None]] = set()
-        self._busy = asyncio.Lock()
         self._giving = asyncio.Lock()
 
     async def __aenter__(self) -> "Pace":
-        await self._connection.execute("SET idle_session_timeout = '5s'")
-        await self._connection.execute("SET lock_timeout = '5s'")
-        self._pinging = asyncio.create_task(self._ping())
+        self._pinging = asyncio.create_task(self._session.keep_alive(PING))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -334,7 +330,7 @@ class Pace:
             with suppress(psycopg.Error):
                 await self.release()
         finally:
-            hang_up(self._connection)
+            self._session.hang_up()
             tasks = [self._pinging, *self._background, *([self._asking] if self._asking else [])]
             for task in tasks:
                 task.cancel()
@@ -349,18 +345,9 @@ class Pace:
         """Raise if the session is lost."""
         _raise_if_ended(self._pinging)
 
-    async def _ping(self) -> None:
-        while True:
-            await asyncio.sleep(1.0)
-            async with self._busy:
-                with answering(self._connection, ALIVE):
-                    await self._connection.execute("SELECT 1")
-
     async def lead(self) -> bool:
         """Try to become the pacemaker."""
-        async with self._busy:
-            cursor = await self._connection.execute("SELECT pg_try_advisory_lock(%s)", (locks.PACE,))
-            return await cursor.fetchone() == (True,)
+        return await self._session.ask("SELECT pg_try_advisory_lock(%(lock)s)", {"lock": locks.PACE}) == [(True,)]
 
     async def hold(self) -> None:
         """Request K in the background."""
@@ -368,12 +355,14 @@ class Pace:
             self._asking = asyncio.create_task(self._ask())
 
     async def _ask(self) -> None:
-        async with self._busy:
+        async with self._session.turn:
             self._waiting = True
             try:
                 while True:
                     with suppress(psycopg.errors.LockNotAvailable):
-                        await self._connection.execute("SELECT pg_advisory_lock(%s)", (locks.WAKE,))
+                        await self._session.ask_in_turn(
+                            "SELECT pg_advisory_lock(%(lock)s)", {"lock": locks.WAKE}, answer=2 * ALIVE
+                        )
                         return
             finally:
                 self._waiting = False
@@ -386,14 +375,13 @@ class Pace:
                 return
             while not asking.done():
                 if self._waiting:
-                    await self._connection.cancel_safe(timeout=ALIVE)
+                    await self._session.connection.cancel_safe(timeout=ALIVE)
                 else:
                     asking.cancel()
                 await asyncio.wait({asking}, timeout=0.1)
             if not asking.cancelled():
                 asking.exception()
-            async with self._busy:
-                await self._connection.execute("SELECT pg_advisory_unlock(%s)", (locks.WAKE,))
+            await self._session.ask("SELECT pg_advisory_unlock(%(lock)s)", {"lock": locks.WAKE})
             self._asking = None
 
     def let_go(self) -> None:
@@ -405,7 +393,7 @@ class Pace:
     def _gone(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            hang_up(self._connection)
+            self._session.hang_up()
 
 
 def _raise_if_ended(task: asyncio.Task[None]) -> None:

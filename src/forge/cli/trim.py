@@ -7,7 +7,8 @@ import msgspec
 import typer
 
 from forge.changelog import partitions, unread
-from forge.changelog.maintenance import MaintenanceReport, Policy, doomed, run_once
+from forge.changelog.maintenance import MaintenanceReport, Policy, run_once
+from forge.changelog.retention import doomed
 from forge.cli.session import CommandSession, session
 from forge.config import days as parse_days
 from forge.doctor.finding import count

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 from forge.changelog import unread
-from forge.changelog.maintenance import Policy, doomed
 from forge.changelog.partitions import sizes
 from forge.changelog.queries import query
+from forge.changelog.retention import Policy, doomed
 from forge.cursor import Cursor
 from forge.doctor.finding import Case, Finding, count, ok, problem, value, warning
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-from forge.changelog.maintenance import Policy, doomed
 from forge.changelog.partitions import AHEAD, attached, missing, sizes
+from forge.changelog.retention import Policy, doomed
 from forge.changelog.unread import hold, unread
 from forge.config import shown_size
 from forge.doctor.finding import Case, Finding, count, info, ok, problem, value, warning

@@ -28,7 +28,7 @@ from forge.pipeline.batch import Batches
 from forge.pipeline.failures import translated
 from forge.pipeline.lag import LakeLag, lag
 from forge.pipeline.lake import Lake
-from forge.pipeline.lease import held, lease
+from forge.pipeline.lease import lease
 from forge.pipeline.ledger import LedgerEntry
 from forge.pipeline.silver.types import Types
 from forge.pipeline.source.offset import Offset, TableShare
@@ -38,6 +38,7 @@ from forge.pipeline.tables import CONFLICTS
 from forge.pipeline.ticks import Tick
 from forge.pipeline.verify import verify
 from forge.postgres.connection import Connection
+from forge.postgres.held_session import HeldSession
 
 TRIES: Final = 4
 MERGE_AFTER: Final = 30.0
@@ -75,9 +76,9 @@ def pipeline(
 ) -> Iterator["PipelineRun"]:
     """Open a pipeline that holds the lease of its lake for this block."""
     settings = settings or LakeSettings()
-    with translated(), lease(url, lake.path) as connection:
-        about = _whose(spark, lake, connection, settings, resnapshot)
-        yield PipelineRun(spark, url, lake, settings, about, connection, on_batch)
+    with translated(), lease(url, lake.path) as session:
+        about = _whose(spark, lake, session.connection, settings, resnapshot)
+        yield PipelineRun(spark, url, lake, settings, about, session, on_batch)
 
 
 class PipelineRun:
@@ -90,7 +91,7 @@ class PipelineRun:
         lake: Lake,
         settings: LakeSettings,
         about: LakeRun,
-        connection: Connection,
+        session: HeldSession,
         on_batch: Callable[[LedgerEntry], None] | None,
     ) -> None:
         self.about = about
@@ -98,7 +99,7 @@ class PipelineRun:
         self._url = url
         self._lake = lake
         self._settings = settings
-        self._connection = connection
+        self._session = session
         self._on_batch = on_batch
         self._stopping = threading.Event()
         self._number = -1
@@ -107,7 +108,7 @@ class PipelineRun:
         """The ticks in bronze that are not in silver, oldest first."""
         self._since = 0.0
         """The time since when there are any."""
-        self._batches = Batches(spark, lake, about, connection, settings.models, about.types)
+        self._batches = Batches(spark, lake, about, session.connection, settings.models, about.types)
 
     def once(self) -> None:
         """Process everything committed by now, in as many ticks and batches as needed."""
@@ -130,7 +131,7 @@ class PipelineRun:
                     self._merge()
                 elif not more:
                     self._batches.rest()
-                if not held(self._connection):
+                if not self._session.alive():
                     raise LakeError("the database is gone, and the lease of the lake with it", fix="start again")
                 if not more:
                     self._stopping.wait(max(0.0, seconds - (time.monotonic() - began)))
@@ -142,7 +143,7 @@ class PipelineRun:
 
     def lag(self, entry: LedgerEntry) -> LakeLag:
         """Return the lag of the lake after a batch."""
-        return lag(self._connection, entry.cursor, self.about.tables)
+        return lag(self._session.connection, entry.cursor, self.about.tables)
 
     def verify(self, entry: LedgerEntry) -> bool | None:
         """Whether the lake equals the database after a batch; None when only a later batch can tell."""

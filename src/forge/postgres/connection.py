@@ -187,9 +187,15 @@ def await_server(url: str, tell: Callable[[str], None]) -> None:
 @contextmanager
 def answering(connection: AsyncConnection, seconds: float) -> Iterator[None]:
     """Require an answer in time within the block; otherwise close the connection, so that its waiters get an error."""
-    timer = asyncio.get_running_loop().call_later(seconds, hang_up, connection)
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    timer = loop.call_at(end, hang_up, connection)
     try:
         yield
+    except psycopg.OperationalError as error:
+        if error.sqlstate is None and loop.time() >= end:
+            raise psycopg.OperationalError("the server does not answer") from error
+        raise
     finally:
         timer.cancel()
 

@@ -1,7 +1,7 @@
 """Leases: elect the one session that does a job, such as maintaining the log or keeping a lake.
 
 In: a connection and the job's name. Out: whether its session does that job. The rows are in `forge.lease`, the protocol
-is in `forge.take_lease`, which every caller uses: this module in threads, `forge.deliver.consumers.lease` in asyncio.
+is in `forge.take_lease`, which every caller uses. A session that does such a job is a `forge.postgres.held_session`.
 Change versions have the same in their own schema, which also exists without a log.
 
 Invariants:
@@ -20,6 +20,9 @@ import msgspec
 
 from forge.postgres import locks
 from forge.postgres.connection import Connection
+from forge.postgres.queries import filled, query_file
+
+query: Final = query_file("forge.postgres", "leases.sql")
 
 Schema = Literal["forge", "forge_versions"]
 
@@ -64,10 +67,13 @@ def give_up(connection: Connection, name: str, schema: Schema = "forge") -> None
 
 def holders(connection: Connection, schema: Schema = "forge") -> list[LeaseHolder]:
     """Return every held lease, by name."""
-    rows = connection.execute(
-        f"SELECT name, pid, role, application_name, client, since FROM {schema}.held_lease ORDER BY name".encode()
-    ).fetchall()
+    rows = connection.execute(filled(query("holders"), {"schema": schema}).encode()).fetchall()
     return [LeaseHolder(*row) for row in rows]
+
+
+def holder(connection: Connection, name: str, schema: Schema = "forge") -> LeaseHolder | None:
+    """Return the session that holds a lease."""
+    return next((found for found in holders(connection, schema) if found.name == name), None)
 
 
 def strangers(connection: Connection) -> list[LeaseHolder]:
@@ -75,17 +81,5 @@ def strangers(connection: Connection) -> list[LeaseHolder]:
 
     A follower may have a role that only reads the log; a role that may not even read it has no reason to use the locks.
     """
-    rows = connection.execute(_STRANGERS, {"wake": locks.WAKE, "pace": locks.PACE}).fetchall()
+    rows = connection.execute(query("strangers"), {"wake": locks.WAKE, "pace": locks.PACE}).fetchall()
     return [LeaseHolder(*row) for row in rows]
-
-
-_STRANGERS: Final = """
-    SELECT CASE l.lock WHEN %(wake)s THEN 'wake-up' ELSE 'pacemaker' END, l.pid, a.usename, a.application_name,
-           host(a.client_addr), a.state_change
-    FROM (SELECT pid, classid::bigint << 32 | objid::bigint AS lock FROM pg_locks
-          WHERE locktype = 'advisory' AND objsubid = 1 AND mode = 'ExclusiveLock'
-            AND database = (SELECT oid FROM pg_database WHERE datname = current_database())) l
-    JOIN pg_stat_activity a USING (pid)
-    WHERE l.lock IN (%(wake)s, %(pace)s) AND NOT has_table_privilege(a.usesysid, 'forge.forge_event_log', 'SELECT')
-    ORDER BY 1, 2
-"""

@@ -17,21 +17,19 @@ reconnects after every loss; messages sent in between are missed.
 
 import asyncio
 import logging
-import random
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
-from typing import Any, Final, Self, TypeVar, overload
+from typing import Any, Final, Self, overload
 
 import msgspec
 import psycopg
-from psycopg import sql
 
-from forge.errors import NotifyError, ServerError
-from forge.postgres.connection import AsyncConnection, connect_async, typed_errors
+from forge.backoff import Backoff
+from forge.errors import NotifyError
+from forge.postgres.connection import typed_errors
+from forge.postgres.held_session import LOST, AsyncHeldSession, Reconnect
 from forge.postgres.text import unstorable
-from forge.tasks import observed
 from forge.tracking.checks import json_text
 
 RESERVED: Final = "forge_changes"
@@ -40,16 +38,15 @@ LONGEST_CHANNEL: Final = 63
 _QUIET: Final = 10.0
 _ANSWER: Final = 5.0
 _FETCH: Final = 60.0
-_LONGEST_PAUSE: Final = 10.0
+_PAUSES: Final = (0.1, 10.0)
 _SEND: Final = "SELECT public.forge_notify(%s, %s)"
 _PAYLOAD: Final = (
-    "SELECT CASE WHEN octet_length(p.text) <= coalesce(%s::bigint, 2147483647) THEN p.text END"
-    " FROM (SELECT public.forge_payload(%s::uuid) AS text OFFSET 0) p"
+    "SELECT CASE WHEN octet_length(p.text) <= coalesce(%(longest)s::bigint, 2147483647) THEN p.text END"
+    " FROM (SELECT public.forge_payload(%(reference)s::uuid) AS text OFFSET 0) p"
 )
 _REFERENCE: Final = re.compile(r'\{"forge_ref" ?: ?"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})"\}')
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 class Notification(msgspec.Struct, frozen=True):
@@ -123,15 +120,16 @@ class NotificationListener(AsyncIterator[Notification]):
         self._longest = longest
         self._url = url
         self._channels = channels
-        self._connection: AsyncConnection | None = None
+        self._session: AsyncHeldSession | None = None
+        self._reconnect = Reconnect(logger, f"listening on {', '.join(channels)}", Backoff(*_PAUSES))
         self._received: deque[psycopg.Notify] = deque()
         self._closed = False
         self.on_reconnect: Callable[[], None] | None = None
         """Called when it listens again after a lost connection: messages sent in between are lost."""
 
     async def __aenter__(self) -> Self:
-        if self._connection is None:
-            self._connection = await self._connect()
+        if self._session is None:
+            await self._open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -140,89 +138,70 @@ class NotificationListener(AsyncIterator[Notification]):
     async def aclose(self) -> None:
         """Stop listening."""
         self._closed = True
-        if self._connection is not None:
-            await self._connection.close()
+        if self._session is not None:
+            await self._session.close()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Notification:
-        if self._connection is None and not self._closed:
-            self._connection = await self._connect()
         while not self._closed:
             try:
+                if self._session is None:
+                    await self._open()
                 if (message := await self._next()) is not None:
                     return message
-            except (psycopg.OperationalError, TimeoutError) as error:
+            except LOST as error:
                 if not self._closed:
-                    logger.warning("the listener's connection is lost: %s", error)
-                    await self._reconnect()
+                    await self._lose(error)
         raise StopAsyncIteration
 
     async def _next(self) -> Notification | None:
         """Return one message, or None if none arrived for some time but the server answers."""
-        connection = self._connection
-        assert connection is not None
+        session = self._session
+        if session is None or self._closed:
+            return None
         if not self._received:
-            async for received in connection.notifies(timeout=_QUIET, stop_after=1):
-                self._received.append(received)
+            self._received += await session.heard(_QUIET)
         if not self._received:
-            await _within(_ANSWER, connection, connection.execute("SELECT 1"))
+            await session.ping()
             return None
         first = self._received[0]
-        payload = await _within(_FETCH, connection, self._resolve(connection, first.payload))
+        payload = await self._resolve(session, first.payload)
         self._received.popleft()
         return None if payload is None else Notification(first.channel, payload)
 
-    async def _resolve(self, connection: AsyncConnection, payload: str) -> str | None:
+    async def _resolve(self, session: AsyncHeldSession, payload: str) -> str | None:
         if (match := _REFERENCE.fullmatch(payload)) is None:
             return payload
-        cursor = await connection.execute(_PAYLOAD, (self._longest, match[1]))
-        row = await cursor.fetchone()
-        if row is None or row[0] is None:
+        asked = {"longest": self._longest, "reference": match[1]}
+        async with session.turn:
+            rows = await session.ask_in_turn(_PAYLOAD, asked, answer=_FETCH)
+        if not rows or rows[0][0] is None:
             if self._longest is not None:
                 return ""
             logger.warning("a large payload came too late: it is kept for a day only")
             return None
-        return str(row[0])
+        return str(rows[0][0])
 
-    async def _connect(self) -> AsyncConnection:
-        connection = await connect_async(self._url, application_name="forge listen")
+    async def _open(self) -> None:
+        session = await AsyncHeldSession.open(self._url, "forge listen", answer=_ANSWER)
         try:
-            for channel in self._channels:
-                await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+            await session.listen(*self._channels)
         except BaseException:
-            await connection.close()
+            await session.close()
             raise
-        return connection
+        self._session = session
+        if self._closed:
+            await session.close()
+        elif self._reconnect.connected and self.on_reconnect is not None:
+            self.on_reconnect()
+        self._reconnect.opened()
+        self._reconnect.works()
 
-    async def _reconnect(self) -> None:
-        if self._connection is not None:
-            with suppress(psycopg.Error):
-                await self._connection.close()
-        pause = 0.1
-        while not self._closed:
-            try:
-                self._connection = await self._connect()
-                if self.on_reconnect is not None:
-                    self.on_reconnect()
-                return
-            except (psycopg.OperationalError, ServerError) as error:
-                logger.warning("the listener cannot connect: %s", error)
-            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-            pause = min(_LONGEST_PAUSE, 2 * pause)
-
-
-async def _within(seconds: float, connection: AsyncConnection, work: Awaitable[T]) -> T:
-    """Return the result; after a timeout, close the connection without sending anything to the silent server."""
-    task = observed(asyncio.ensure_future(work))
-    try:
-        await asyncio.wait({task}, timeout=seconds)
-        if not task.done():
-            raise TimeoutError("the server does not answer")
-        return task.result()
-    finally:
-        if not task.done():
-            await connection.close()
-            task.cancel()
-            await asyncio.wait({task})
+    async def _lose(self, error: Exception) -> None:
+        """Close the lost session, and wait before the next is opened."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+        await asyncio.sleep(self._reconnect.failed(error))

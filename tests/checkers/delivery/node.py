@@ -58,7 +58,7 @@ class Proof:
 
         def noting(lease: ShardLease) -> None:
             check(lease)
-            self._at = lease._proof
+            self._at = lease.proof.asked
 
         ShardLease.check = noting  # type: ignore[method-assign, assignment]
 

@@ -182,7 +182,7 @@ async def test_no_call_begins_once_the_lease_may_be_anothers(database: str, conn
         seen.append((change.row_id, ctx.fence))
         if len(seen) == 2:
             (held,) = running[0]._held.values()
-            held.worker._lease._proof -= 60
+            held.worker._lease.proof.asked -= 60
 
     async with working(database, consumers) as node:
         running.append(node)

@@ -15,10 +15,10 @@ from forge.changelog.install import install
 from forge.deliver.message import Message
 from forge.deliver.outbox import OutboxSettings, Routes
 from forge.deliver.outbox.session import OutboxSession
-from forge.deliver.outbox.worker import LOST
 from forge.deliver.queues import RedisStreams
 from forge.embedded import PostgresServer
 from forge.postgres.connection import Connection, connect
+from forge.postgres.held_session import LOST
 from forge.testing import fresh_database, temporary_postgres
 from forge.testing.proxy import FaultProxy
 from tests.deliver.outbox import receiver

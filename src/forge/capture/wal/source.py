@@ -30,13 +30,13 @@ from forge.capture.wal.slot import SlotLimits, explain, sql
 from forge.capture.wal.snapshot import SnapshotPage, SnapshotRows, flushed, take
 from forge.capture.wal.upstream import Upstream, end_of_wal
 from forge.cursor import Snapshot, wal_position
-from forge.errors import CursorInvalid, ServerError, SlotInUse, SourceError, one_line
+from forge.errors import CursorInvalid, SlotInUse, SourceError, one_line
 from forge.generator_close import Closing
 from forge.postgres.connection import translate
+from forge.postgres.held_session import LOST
 
 ALIVE: Final = 5.0
 """Seconds between status updates, also while the consumer is slow."""
-_LOST: Final = (psycopg.OperationalError, psycopg.InterfaceError, ServerError, OSError, TimeoutError)
 _log = logging.getLogger("forge.capture.wal")
 
 LIMITS: Final = SlotLimits()
@@ -140,7 +140,7 @@ class WalSource:
                 if not connected:
                     raise
                 await _pause(backoff, "another process holds the slot")
-            except _LOST as error:
+            except LOST as error:
                 if closing.ends(error):
                     return
                 found = explain(error, self._upstream.slot or "") if isinstance(error, psycopg.Error) else None
@@ -171,7 +171,7 @@ class WalSource:
                         with closing:
                             yield batch
                 return
-            except _LOST as error:
+            except LOST as error:
                 if closing.ends(error):
                     return
                 if not connected:

@@ -116,8 +116,8 @@ def own_lake(
     from forge.pipeline.lease import lease
 
     found = about.need(spark, lake)
-    with lease(url, lake.path, fix=fix) as connection:
-        about.check(found, lake, connection)
+    with lease(url, lake.path, fix=fix) as session:
+        about.check(found, lake, session.connection)
         yield found
 
 

@@ -34,12 +34,11 @@ from forge.errors import (
     ConsumerLost,
     CursorError,
     ForgeError,
-    ServerError,
     WorkerStopped,
     one_line,
 )
+from forge.postgres.held_session import LOST, Reconnect
 
-_LOST: Final = (psycopg.OperationalError, psycopg.InterfaceError, ServerError, OSError, TimeoutError, ConsumerLost)
 _PATIENCE: Final = 5.0
 """Seconds after which any node may take a free shard, whatever its share."""
 Configured = Callable[[ShardLease], Awaitable[dict[str, Consumer]]]
@@ -133,21 +132,18 @@ class ConsumerNode:
     async def run(self) -> None:
         """Work until `stop` or cancellation. Raise permanent failures: a consumer that cannot be registered, Forge not
         installed, and a server that is unreachable at the start."""
-        backoff, connected = Backoff(), False
+        reconnect = Reconnect(_log, "consumers", also=ConsumerLost)
         async with Watchdog(self._busy, after=self.settings.blocked):
             while not self._stopping.is_set():
                 try:
-                    async with ShardLease.open(self._url, f"forge consumers {self.name}"[:63]) as lease:
-                        if not connected:
+                    async with await ShardLease.of(self._url, f"forge consumers {self.name}") as lease:
+                        if not reconnect.connected:
                             await self._register(lease)
-                        connected = True
+                        reconnect.opened()
                         self.working.set()
-                        await self._work(lease)
-                except _LOST as error:
-                    if not connected:
-                        raise
-                    delay = backoff.next()
-                    _log.warning("consumers: lost the lease, again in %.2f s: %s", delay, one_line(error, named=True))
+                        await self._work(lease, reconnect)
+                except (*LOST, ConsumerLost) as error:
+                    delay = reconnect.failed(error)
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(delay):
                             await self._stopping.wait()
@@ -255,7 +251,7 @@ class ConsumerNode:
 
     # Working
 
-    async def _work(self, lease: ShardLease) -> None:
+    async def _work(self, lease: ShardLease, reconnect: Reconnect) -> None:
         """Hold this node's share of the shards, for as long as the lease lasts."""
         reported = measured = looked = 0.0
         joined: set[int] = set()
@@ -283,6 +279,7 @@ class ConsumerNode:
                 if self._news:
                     self._news = False
                     await self._pass_on()
+                reconnect.works()
                 await asyncio.sleep(self._tick())
         finally:
             await self._drop_all()

@@ -15,15 +15,14 @@ from typing import Final, NamedTuple
 import msgspec
 import psycopg
 
-from forge.backoff import Backoff
 from forge.deliver.outbox.control import TopicLag, lag_of
 from forge.deliver.outbox.routes import Routes
 from forge.deliver.outbox.sending import line_of
 from forge.deliver.outbox.session import CHANNEL
 from forge.deliver.outbox.sql import sql
-from forge.deliver.outbox.worker import LOST, OutboxCounts, OutboxSettings, OutboxWorker
+from forge.deliver.outbox.worker import OutboxCounts, OutboxSettings, OutboxWorker
 from forge.errors import ForgeError
-from forge.postgres.connection import AsyncConnection, answering, connect_async
+from forge.postgres.held_session import AsyncHeldSession, Reconnect
 
 _log = logging.getLogger("forge.outbox")
 _SLACK: Final = 0.001
@@ -130,55 +129,45 @@ class OutboxNode:
 
     async def _tick(self) -> None:
         """Move scheduled messages into the outbox when they are due."""
-        backoff = Backoff()
+        reconnect = Reconnect(_log, "the outbox's clock")
+        reconnect.opened()  # the workers report an unreachable server
         while not self._ending.is_set():  # a statement that fails during its cancellation hides the cancellation
             try:
-                async with await connect_async(self._url, application_name="forge outbox (clock)") as connection:
-                    with self._answering(connection):
-                        await connection.execute(f"LISTEN {CHANNEL}")
-                    backoff.reset()
-                    await self._look(connection)
+                answer = self.settings.answer
+                async with await AsyncHeldSession.open(self._url, "forge outbox (clock)", answer=answer) as session:
+                    await session.listen(CHANNEL)
+                    reconnect.works()
+                    await self._look(session)
             except Exception as error:
                 if self._ending.is_set():
                     return
-                delay = backoff.next()
-                _log.log(
-                    logging.WARNING if isinstance(error, LOST) else logging.ERROR,
-                    "outbox: the clock has stopped, again in %.2f s: %s", delay, line_of(error),
-                    exc_info=None if isinstance(error, (psycopg.Error, ForgeError, OSError)) else error,
-                )  # fmt: skip
-                await asyncio.sleep(delay)
+                await asyncio.sleep(reconnect.failed(error))
 
-    def _answering(self, connection: AsyncConnection) -> contextlib.AbstractContextManager[None]:
-        return answering(connection, self.settings.answer)
-
-    async def _look(self, connection: AsyncConnection) -> None:
+    async def _look(self, session: AsyncHeldSession) -> None:
         settings = self.settings
         measured = reported = -math.inf
         while True:
-            wait = await self._promoted(connection)
+            wait = await self._promoted(session)
             now = time.monotonic()
             if now - measured >= settings.measure:
-                await self._measure(connection)
+                await self._measure(session)
                 measured = now
             if now - reported >= settings.report and await self._report():
                 reported = now
             until = min(now + wait, measured + settings.measure, max(now, reported) + settings.report)
-            await self._heard(connection, until)
+            await self._heard(session, until)
 
-    async def _promoted(self, connection: AsyncConnection) -> float:
+    async def _promoted(self, session: AsyncHeldSession) -> float:
         """Move due messages into the outbox; return the seconds until the next check."""
         while True:
-            with self._answering(connection):
-                row = await (await connection.execute(sql("next_due"), prepare=True)).fetchone()
-                due = row[0] if row is not None else None
-                if due is None or due > 0:
-                    return self.settings.poll if due is None else min(self.settings.poll, due + _SLACK)
-                await connection.execute(sql("promote"))
+            rows = await session.ask(sql("next_due"), prepare=True)
+            due = rows[0][0] if rows else None
+            if due is None or due > 0:
+                return self.settings.poll if due is None else min(self.settings.poll, due + _SLACK)
+            await session.ask(sql("promote"))
 
-    async def _measure(self, connection: AsyncConnection) -> None:
-        with self._answering(connection):
-            rows = await (await connection.execute(sql("lag"), {"topic": None, "most": _COUNTED})).fetchall()
+    async def _measure(self, session: AsyncHeldSession) -> None:
+        rows = await session.ask(sql("lag"), {"topic": None, "most": _COUNTED})
         found: dict[str, TopicLag] = {}
         for lag in map(lag_of, rows):
             route = self.routes.route(lag.topic)
@@ -198,10 +187,10 @@ class OutboxNode:
             _log.warning("outbox: nobody could be told of news: %s", line_of(error))
         return True
 
-    async def _heard(self, connection: AsyncConnection, until: float) -> None:
+    async def _heard(self, session: AsyncHeldSession, until: float) -> None:
         """Return when a message was scheduled, or at the deadline."""
         while (left := until - time.monotonic()) > 0:
-            found = [notice.payload async for notice in connection.notifies(timeout=left, stop_after=1)]
+            found = [notice.payload for notice in await session.heard(left)]
             self._news = self._news or bool(found)
             if "" in found:
                 return

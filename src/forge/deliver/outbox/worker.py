@@ -19,31 +19,22 @@ Invariants:
 import asyncio
 import contextlib
 import logging
-import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
-import psycopg
 
 from forge.backoff import Backoff
 from forge.config import default
 from forge.deliver.message import Message
 from forge.deliver.outbox.routes import Route
-from forge.deliver.outbox.sending import Claimed, SendOutcome, deliver, line_of
+from forge.deliver.outbox.sending import Claimed, SendOutcome, deliver
 from forge.deliver.outbox.session import OutboxSession
 from forge.deliver.outbox.sql import sql
-from forge.errors import ForgeError, ServerError
 from forge.postgres.connection import AsyncConnection, answering, connect_async, typed_errors
+from forge.postgres.held_session import Reconnect
 
-LOST: Final = (
-    psycopg.OperationalError,
-    psycopg.InterfaceError,
-    psycopg.errors.IdleInTransactionSessionTimeout,
-    ServerError,
-    OSError,
-)
 _MOST_BYTES: Final = 16 << 20
 """The maximum total of the payloads of one claim, not counting the last of them."""
 _LONGEST_DOWN: Final = 5.0
@@ -115,7 +106,7 @@ class OutboxWorker:
         """A snapshot of which all that it shows is on disk."""
         self._other: AsyncConnection | None = None
         self._wrote = False
-        self._lost = Backoff()
+        self._reconnect = Reconnect(_log, f"outbox {route.pattern}")
         self._claimed_at = 0.0
 
     @property
@@ -135,22 +126,11 @@ class OutboxWorker:
         while not self._stopping.is_set():
             try:
                 async with self._connected() as session:
+                    self._reconnect.opened()
                     self.working.set()
                     await self._work(session)
             except Exception as error:
-                if not self.working.is_set():
-                    raise
-                delay, lost = self._lost.next(), isinstance(error, LOST)
-                _log.log(
-                    logging.WARNING if lost else logging.ERROR,
-                    "outbox %s: %s, again in %.2f s: %s",
-                    self.route.pattern,
-                    "connection lost" if lost else "cannot go on",
-                    delay,
-                    line_of(error),
-                    exc_info=None if isinstance(error, (psycopg.Error, ForgeError, OSError)) else error,
-                )
-                await self._wait(asyncio.sleep(delay))
+                await self._wait(asyncio.sleep(self._reconnect.failed(error)))
 
     @contextlib.asynccontextmanager
     async def _connected(self) -> AsyncIterator[OutboxSession]:
@@ -174,7 +154,7 @@ class OutboxWorker:
         after, found, blocked = 0, False, False
         waits = Backoff(self._settings.blocked, self._settings.poll)
         page = await self._claim(session, [], after)
-        self._lost.reset()
+        self._reconnect.works()
         while not self._stopping.is_set():
             settling: list[str] = []
             if page.claimed or page.behind:
@@ -312,8 +292,7 @@ class OutboxWorker:
         return found
 
     def _delay(self, tries: int, after: float | None) -> float:
-        first, most = self.route.backoff
-        return (after or 0.0) + min(most, first * 2.0 ** min(tries, 60)) * random.uniform(0.5, 1.0)
+        return Backoff(*self.route.backoff, failures=tries).next(at_least=after or 0.0)
 
     async def _ended(self, session: OutboxSession, settling: list[str]) -> float | None:
         """Settle the batch and end the transaction; return the seconds until the next retry. The WAL of this worker is

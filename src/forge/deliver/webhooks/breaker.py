@@ -1,12 +1,15 @@
 """Circuit breaker: an endpoint that fails repeatedly gets no requests for a while, longer each time.
 
 While it is closed, all requests pass. After `after` failures in a row it is open for a while, and none pass. Then one
-request passes, the trial: if it succeeds the breaker closes, else it stays open twice as long, up to `LONGEST`.
+request passes, the trial: if it succeeds the breaker closes, else it stays open twice as long, up to `LONGEST`. The
+times have no jitter: one breaker sends one trial.
 """
 
 import time
 from collections.abc import Callable
 from typing import Final
+
+from forge.backoff import Backoff
 
 AFTER: Final = 5
 FIRST: Final = 1.0
@@ -33,6 +36,7 @@ class Breaker:
         self._after = after
         self._clock = clock
         self._failures = 0
+        self._waits = Backoff(FIRST, LONGEST, chance=lambda: 1.0)
         self._pause = 0.0
         self._until = 0.0
         self._trying = False
@@ -56,7 +60,7 @@ class Breaker:
         self._failures += 1
         if self._trying or (not self._pause and self._failures >= self._after):
             self._trying = False
-            self._pause = min(LONGEST, self._pause * 2 or FIRST)
+            self._pause = self._waits.next()
             self._until = self._clock() + self._pause
 
     def abandoned(self) -> None:
@@ -66,3 +70,4 @@ class Breaker:
     def succeeded(self) -> None:
         """Record an accepted request."""
         self._failures, self._pause, self._until, self._trying = 0, 0.0, 0.0, False
+        self._waits.reset()
